@@ -1,0 +1,17 @@
+"""Gymnasium suite of multi-turn text environments for language-model agents, with trainers that improve them.
+
+Importing the package registers its environments: ``import agentgym_tlm; gymnasium.make("ALFWorld-v0")``.
+"""
+
+import gymnasium
+
+__version__ = "0.1.0.dev0"
+
+ENV_IDS = ("ALFWorld-v0",)
+
+if "ALFWorld-v0" not in gymnasium.registry:
+    gymnasium.register(
+        id="ALFWorld-v0",
+        entry_point="agentgym_tlm.envs.alfworld:ALFWorldEnv",
+        max_episode_steps=50,
+    )

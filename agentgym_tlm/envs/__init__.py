@@ -1,0 +1,1 @@
+"""Environments: text in, text out, on the contract of :mod:`agentgym_tlm.envs.base`."""

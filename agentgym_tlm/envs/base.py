@@ -1,0 +1,188 @@
+"""The environment contract: text in, text out, one vocabulary of ``info`` keys, named tasks, snapshots.
+
+Every environment of the package subclasses :class:`TextEnv`. ``info`` has the same keys everywhere:
+
+==================== ==================================================================================
+``task_id``          name of the task that is being played, from the split's manifest
+``task_type``        family of the task
+``split``            train, valid_seen, valid_unseen, ...
+``instruction``      the goal, as one sentence
+``score``            progress in [0, 1]
+``won``              the simulator's own word for success; never "done and score > 0"
+``action_valid``     whether the last action was understood and possible (True after reset)
+``admissible_commands`` sorted list, only when the environment was made with ``admissible_commands=True``
+``stop_reason``      None while the episode runs, else a :class:`~agentgym_tlm.trajectory.StopReason` value
+==================== ==================================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, SupportsFloat
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from agentgym_tlm.errors import TaskNotFoundError
+from agentgym_tlm.trajectory import StopReason
+
+Info = dict[str, Any]
+
+
+class TextSpace(spaces.Text):
+    """Space of all Unicode strings: ``contains`` any ``str``; ``sample`` draws a short printable one.
+
+    ``gymnasium.spaces.Text`` accepts only listed characters, which no real observation keeps to.
+    """
+
+    def __init__(self, seed: int | np.random.Generator | None = None) -> None:
+        super().__init__(max_length=32, min_length=0, charset="abcdefghijklmnopqrstuvwxyz 0123456789", seed=seed)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TextSpace)
+
+    def __hash__(self) -> int:
+        return hash(TextSpace)
+
+    def __repr__(self) -> str:
+        return "TextSpace()"
+
+
+@dataclass(frozen=True)
+class TaskManifest(Sequence[str]):
+    """The tasks of one split, sorted, with a hash: an evaluation can name exactly what it ran.
+
+    ``source`` says where the tasks come from, e.g. ``official data in <folder>`` or ``embedded generator``.
+    """
+
+    env_id: str
+    split: str
+    source: str
+    task_ids: tuple[str, ...]
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash over the ids, in order."""
+        return hashlib.sha256("\n".join(self.task_ids).encode()).hexdigest()
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {task_id: i for i, task_id in enumerate(self.task_ids)}
+
+    def index(self, value: str, start: int = 0, stop: int | None = None) -> int:
+        """Position of a task id. Raises TaskNotFoundError (a KeyError), naming near misses, when it is not there."""
+        try:
+            return self._index[value]
+        except KeyError:
+            close = [task_id for task_id in self.task_ids if value and value in task_id][:3]
+            hint = f"; did you mean {close}?" if close else f"; the first one is {self.task_ids[0]!r}"
+            raise TaskNotFoundError(
+                f"no task {value!r} among the {len(self)} tasks of {self.env_id} split {self.split!r} "
+                f"({self.source}){hint}"
+            ) from None
+
+    def __len__(self) -> int:
+        return len(self.task_ids)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.task_ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.task_ids[index]
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._index
+
+
+class Expert(Protocol):
+    """A scripted player of one episode that acts only on what it has observed."""
+
+    def act(self, observation: str) -> tuple[str, str]:
+        """Thought and action for the newest observation (the first one is what ``reset`` returned)."""
+        ...
+
+    def mistake(self, rng: np.random.Generator) -> tuple[str, str] | None:
+        """A plausible wrong thought and action in the current state, from which :meth:`act` recovers; None if none fits.
+
+        Called instead of :meth:`act` for the newest observation, which the expert has to take in either way: when None
+        is returned, :meth:`act` is called with the same observation next.
+        """
+        ...
+
+
+class TextEnv(gym.Env[str, str]):
+    """Base of the package's environments; see the module docstring for ``info``.
+
+    ``terminated`` is the simulator's end (won, or lost where a task can be lost); ``truncated`` the step limit. The
+    limit is counted here, from ``max_episode_steps``, so that it survives snapshots;
+    ``gym.make(..., max_episode_steps=N)`` sets it (its ``TimeLimit`` wrapper then agrees with it).
+    """
+
+    metadata = {"render_modes": ["ansi", "human"], "render_fps": 4}  # noqa: RUF012
+
+    manifest: TaskManifest
+
+    def __init__(self, *, render_mode: str | None = None, max_episode_steps: int | None = None) -> None:
+        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+            raise ValueError(f"render_mode must be one of {self.metadata['render_modes']}, not {render_mode!r}")
+        self.render_mode = render_mode
+        self.observation_space = TextSpace()
+        self.action_space = TextSpace()
+        self._max_episode_steps = max_episode_steps
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """Step limit of an episode: that of ``gym.make``, else the constructor's; None for no limit."""
+        if self.spec is not None and self.spec.max_episode_steps is not None:
+            return self.spec.max_episode_steps
+        return self._max_episode_steps
+
+    @abstractmethod
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Start an episode and return its first observation.
+
+        ``options={"task_id": ...}`` plays that task; otherwise ``seed`` chooses one from the manifest, and without a
+        seed the environment's own random stream does. Raises TaskNotFoundError for an unknown id.
+        """
+
+    @abstractmethod
+    def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, Info]:
+        """Play one action. An action that cannot be understood is answered by the simulator, never by an exception."""
+
+    @abstractmethod
+    def snapshot(self) -> Any:
+        """Picklable copy of the episode's state, step count included."""
+
+    @abstractmethod
+    def restore(self, snapshot: Any) -> tuple[str, Info]:
+        """Go back to ``snapshot``; returns the observation and info that were current when it was taken."""
+
+    @abstractmethod
+    def version(self) -> dict[str, str]:
+        """What the episodes run on: engine, package versions, data source; recorded in every trajectory."""
+
+    @classmethod
+    @abstractmethod
+    def expert(cls) -> Expert:
+        """A scripted expert for one episode."""
+
+    @staticmethod
+    def stop_reason(*, won: bool, terminated: bool, truncated: bool) -> str | None:
+        """The ``info["stop_reason"]`` value that belongs to a step's outcome."""
+        if won:
+            return StopReason.WON.value
+        if terminated:
+            return StopReason.LOST.value
+        return StopReason.MAX_STEPS.value if truncated else None

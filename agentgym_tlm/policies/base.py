@@ -1,0 +1,67 @@
+"""The policy contract: a batch of conversations in, one generation each out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from agentgym_tlm.trajectory import FinishReason
+
+
+@dataclass(slots=True)
+class Generation:
+    """One response. ``token_ids`` (end-of-turn token included) and ``logprobs`` are None for a text-only policy.
+
+    ``overflow`` is set, and nothing generated, when the context budget has no room for another response: the rollout
+    ends the episode as ``token_budget``. ``trainable`` False marks a response that no trainer may imitate (an injected
+    mistake).
+    """
+
+    text: str
+    token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    finish_reason: FinishReason = FinishReason.STOP
+    trainable: bool = True
+    overflow: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """A running episode as a policy sees it.
+
+    ``observations`` holds all environment texts so far and ``responses`` the policy's own, so that it is the policy's
+    turn when there is one observation more. ``info`` is the newest info of the environment. ``sequences`` and ``spans``
+    are the token ids so far, appended by the language model itself. ``rng`` is this episode's own random stream:
+    nothing that happens in another episode changes its draws. ``memory`` is the policy's to use (expert state, cache
+    slot).
+    """
+
+    env_id: str
+    task_id: str
+    instruction: str
+    rng: np.random.Generator
+    observations: list[str] = field(default_factory=list)
+    responses: list[str] = field(default_factory=list)
+    info: dict[str, Any] = field(default_factory=dict)
+    sequences: list[list[int]] = field(default_factory=list)
+    spans: list[tuple[int, int, int]] = field(default_factory=list)  # (sequence, start, end) of each response
+    memory: Any = None
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Anything that can play: a language model, a script, a person, a remote API."""
+
+    name: str
+    version: str  # changes whenever the weights do
+
+    def act(self, conversations: Sequence[Conversation]) -> list[Generation]:
+        """One generation per conversation, in order. May use and set ``conversation.memory``."""
+        ...
+
+    def end(self, conversation: Conversation) -> None:
+        """The episode is over: release what was held for it."""
+        ...

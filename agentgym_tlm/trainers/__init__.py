@@ -1,0 +1,1 @@
+"""Trainers: one accelerate loop, one file per algorithm."""

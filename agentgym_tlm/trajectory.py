@@ -1,0 +1,231 @@
+"""What happened in an episode, once: turns, trajectories, and their JSONL files.
+
+A :class:`Trajectory` holds text and tokens side by side. The token ids that the model saw and produced are stored, and
+they are the ids that are trained on; nothing is re-tokenised. ``sequences`` are the token sequences that the model saw:
+one for an append-only prompt format, one per turn for a windowed one. A turn's ``span`` is the half-open range, in
+``sequences[turn.sequence]``, of the tokens that the policy produced in it, end-of-turn token included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import IO, Any
+
+from agentgym_tlm.errors import SchemaError
+
+SCHEMA_VERSION = 1
+
+
+class StopReason(str, Enum):
+    """Why an episode ended. Only ``won`` is success; ``env_error`` is nobody's failure and never enters a loss."""
+
+    WON = "won"  # the simulator's own word
+    LOST = "lost"  # terminated by the simulator without success
+    MAX_STEPS = "max_steps"  # the environment's step limit
+    TOKEN_BUDGET = "token_budget"  # the context would have overflowed; checked before sampling
+    ENV_ERROR = "env_error"  # the environment's machinery failed
+    ABORTED = "aborted"  # a person or the caller ended the episode early
+
+    __str__ = str.__str__
+
+
+class FinishReason(str, Enum):
+    """Why a response ended."""
+
+    STOP = "stop"  # end-of-turn token, or a text-only policy's complete answer
+    LENGTH = "length"  # max_new_tokens reached
+
+    __str__ = str.__str__
+
+
+@dataclass(slots=True)
+class Turn:
+    """One observation, the policy's response to it, and what came of it.
+
+    ``action`` is None when the response could not be parsed (the environment then answered an empty action).
+    ``logprobs`` are those of the sampled tokens, at the sampling temperature (at 1 for greedy decoding), one per token
+    of ``span``; ``ref_logprobs`` those of the frozen reference; ``confidence`` is exp of their mean (tlm-DRE Eq. 9).
+    ``trainable`` is False for responses no trainer may imitate or reinforce, such as injected mistakes.
+    """
+
+    observation: str
+    response: str
+    action: str | None
+    action_valid: bool
+    reward: float
+    finish_reason: FinishReason = FinishReason.STOP
+    sequence: int = 0
+    span: tuple[int, int] | None = None
+    logprobs: list[float] | None = None
+    ref_logprobs: list[float] | None = None
+    confidence: float | None = None
+    policy_version: str = ""
+    trainable: bool = True
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One episode, from ``reset`` to ``stop_reason``.
+
+    ``group_id`` names the episodes that are comparable (same task, same initial state, same policy version); ``sample``
+    counts within it. ``score`` is in [0, 1]; ``won`` is the simulator's own word. ``env`` records what the episode ran
+    on (environment version, engine, data source), so that logs of different worlds are never mixed unnoticed.
+    """
+
+    env_id: str
+    task_id: str
+    task_type: str
+    split: str
+    instruction: str
+    seed: int
+    turns: list[Turn] = field(default_factory=list)
+    final_observation: str = ""
+    score: float = 0.0
+    won: bool = False
+    stop_reason: StopReason = StopReason.ABORTED
+    error: str | None = None
+    policy: str = ""
+    prompt_format: str = ""
+    group_id: str = ""
+    sample: int = 0
+    sequences: list[list[int]] = field(default_factory=list)
+    env: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def episode_return(self) -> float:
+        """Undiscounted sum of the turns' rewards."""
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def invalid_actions(self) -> int:
+        """How many turns the environment refused."""
+        return sum(not turn.action_valid for turn in self.turns)
+
+    @property
+    def has_tokens(self) -> bool:
+        """True when every turn carries the ids that the model produced."""
+        return bool(self.turns) and all(turn.span is not None for turn in self.turns)
+
+    def response_ids(self, turn: Turn) -> list[int]:
+        """Token ids that the policy produced in ``turn``. Raises ValueError for a text-only turn."""
+        if turn.span is None:
+            raise ValueError(f"turn of {self.task_id} has no tokens: encode the trajectory with a Renderer first")
+        start, end = turn.span
+        return self.sequences[turn.sequence][start:end]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-ready dictionary, ``schema_version`` included."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Trajectory:
+        """Inverse of :meth:`to_dict`. Raises SchemaError for another schema version or missing or unknown fields."""
+        record = dict(record)
+        version = record.pop("schema_version", None)
+        if version != SCHEMA_VERSION:
+            raise SchemaError(f"trajectory has schema version {version!r}, this release reads {SCHEMA_VERSION}")
+        unknown = record.keys() - {f.name for f in fields(cls)}
+        if unknown:
+            raise SchemaError(f"trajectory has unknown fields {sorted(unknown)}")
+        try:
+            record["turns"] = [_turn_from_dict(turn) for turn in record["turns"]]
+            record["stop_reason"] = StopReason(record["stop_reason"])
+            return cls(**record)
+        except (KeyError, TypeError, ValueError) as error:
+            raise SchemaError(f"trajectory record is malformed: {error}") from error
+
+
+def _turn_from_dict(record: dict[str, Any]) -> Turn:
+    span = record.get("span")
+    return Turn(
+        **{
+            **record,
+            "finish_reason": FinishReason(record["finish_reason"]),
+            "span": None if span is None else (int(span[0]), int(span[1])),
+        }
+    )
+
+
+class TrajectoryWriter:
+    """Appends trajectories to a JSONL file, each flushed to disk as its episode ends.
+
+    A killed run loses at most the episode in flight: a torn last line left by an earlier kill is cut off on opening.
+    Use as a context manager.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _cut_torn_line(self.path)
+        self._file: IO[str] = self.path.open("a", encoding="utf-8")
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Append one trajectory and flush it to the operating system."""
+        self._file.write(json.dumps(trajectory.to_dict(), ensure_ascii=False, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush to the disk and close; safe to call twice."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> TrajectoryWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def write_trajectories(path: str | os.PathLike[str], trajectories: Iterable[Trajectory]) -> None:
+    """Write a complete JSONL file atomically, replacing ``path``."""
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    with TrajectoryWriter(partial) as writer:
+        for trajectory in trajectories:
+            writer.write(trajectory)
+    partial.replace(path)
+
+
+def read_trajectories(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
+    """Yield the trajectories of a JSONL file, in order.
+
+    A corrupt *last* line is what a kill leaves behind: it is reported as a warning and skipped. A corrupt line anywhere
+    else raises SchemaError with its number.
+    """
+    with Path(path).open(encoding="utf-8", errors="surrogateescape") as file:
+        previous: tuple[int, SchemaError] | None = None
+        for number, line in enumerate(file, start=1):
+            if previous is not None:
+                raise SchemaError(f"{path}:{previous[0]}: {previous[1]}")
+            try:
+                record = json.loads(line)
+                if not isinstance(record, dict):
+                    raise SchemaError("not a JSON object")
+                yield Trajectory.from_dict(record)
+            except json.JSONDecodeError as error:
+                previous = (number, SchemaError(f"corrupt line: {error}"))
+            except SchemaError as error:
+                raise SchemaError(f"{path}:{number}: {error}") from error
+    if previous is not None:
+        warnings.warn(f"{path}:{previous[0]}: skipped a corrupt last line ({previous[1]})", stacklevel=2)
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Remove an unterminated last line, so that the next record starts on a line of its own."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb+") as file:
+        data = file.read()
+        end = data.rfind(b"\n") + 1
+        if end < len(data):
+            warnings.warn(f"{path}: cut off a torn last line of {len(data) - end} bytes", stacklevel=3)
+            file.truncate(end)
