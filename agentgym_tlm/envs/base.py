@@ -114,7 +114,7 @@ class Expert(Protocol):
         ...
 
     def mistake(self, rng: np.random.Generator) -> tuple[str, str] | None:
-        """A plausible wrong thought and action in the current state, from which :meth:`act` recovers; None if none fits.
+        """A plausible wrong thought and action from which :meth:`act` recovers; None if none fits now.
 
         Called instead of :meth:`act` for the newest observation, which the expert has to take in either way: when None
         is returned, :meth:`act` is called with the same observation next.
