@@ -1,0 +1,161 @@
+"""What a policy achieves on a split: success with its interval, turns, invalid actions, per task type.
+
+Success is ``won``, the simulator's own word, and nothing else. Episodes that ended as ``env_error`` say nothing about the
+policy: they are counted apart and leave every rate.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from agentgym_tlm.trajectory import StopReason, Trajectory
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Z_95 = 1.959963984540054  # two-sided 95% quantile of the standard normal
+
+
+def wilson_interval(successes: int, n: int, z: float = Z_95) -> tuple[float, float]:
+    """Wilson score interval of a success rate (Wilson 1927), as two fractions; (0, 1) when ``n`` is 0."""
+    if not 0 <= successes <= n:
+        raise ValueError(f"need 0 <= successes <= n, got {successes} of {n}")
+    if n == 0:
+        return 0.0, 1.0
+    rate = successes / n
+    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """``successes`` out of ``n`` episodes."""
+
+    successes: int
+    n: int
+
+    @property
+    def value(self) -> float:
+        """Success as a fraction; nan without episodes."""
+        return self.successes / self.n if self.n else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% Wilson interval."""
+        return wilson_interval(self.successes, self.n)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{100 * self.value:.1f} [{100 * low:.1f}, {100 * high:.1f}]" if self.n else "-"
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """One policy on one split. ``mean_turns`` and ``mean_score`` are per episode, ``invalid_action_rate`` per turn."""
+
+    env_id: str
+    split: str
+    policy: str
+    success: Rate
+    by_task_type: dict[str, Rate]
+    mean_score: float
+    mean_turns: float
+    invalid_action_rate: float
+    stop_reasons: dict[str, int]
+    env_errors: int = 0
+    label: str = ""
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory], label: str = "") -> EvalResult:
+        """Summarise the episodes of one policy on one split. Raises ValueError for none, or for a mixture."""
+        kinds = {(t.env_id, t.split, t.policy) for t in trajectories}
+        if len(kinds) != 1:
+            raise ValueError(f"expected episodes of one environment, split and policy, got {sorted(kinds) or 'none'}")
+        ((env_id, split, policy),) = kinds
+        played = [t for t in trajectories if t.stop_reason is not StopReason.ENV_ERROR]
+        turns = sum(len(t.turns) for t in played)
+        return cls(
+            env_id=env_id,
+            split=split,
+            policy=policy,
+            success=_rate(played),
+            by_task_type={
+                kind: _rate([t for t in played if t.task_type == kind])
+                for kind in sorted({t.task_type for t in played})
+            },
+            mean_score=fmean(t.score for t in played) if played else math.nan,
+            mean_turns=turns / len(played) if played else math.nan,
+            invalid_action_rate=sum(t.invalid_actions for t in played) / turns if turns else math.nan,
+            stop_reasons=dict(sorted(Counter(t.stop_reason.value for t in trajectories).items())),
+            env_errors=len(trajectories) - len(played),
+            label=label,
+        )
+
+    def labelled(self, label: str) -> EvalResult:
+        """The same result under another name, for a table."""
+        return replace(self, label=label)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready dictionary, interval included."""
+        return {**asdict(self), "success_rate": self.success.value, "success_interval_95": self.success.interval}
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> EvalResult:
+        """Inverse of :meth:`to_dict`."""
+        record = {k: v for k, v in record.items() if k not in ("success_rate", "success_interval_95")}
+        record["success"] = Rate(**record["success"])
+        record["by_task_type"] = {kind: Rate(**rate) for kind, rate in record["by_task_type"].items()}
+        return cls(**record)
+
+
+def _rate(trajectories: Sequence[Trajectory]) -> Rate:
+    return Rate(sum(t.won for t in trajectories), len(trajectories))
+
+
+def write_results(path: Path, results: Sequence[EvalResult]) -> None:
+    """Write results as JSON, atomically."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps([result.to_dict() for result in results], indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def read_results(path: Path) -> list[EvalResult]:
+    """Read what :func:`write_results` wrote."""
+    return [EvalResult.from_dict(record) for record in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def results_table(results: Sequence[EvalResult], *, title: str | None = None, by_task_type: bool = False) -> Table:
+    """A rich table, one row per result; with ``by_task_type`` one more column per task type."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    kinds = sorted({kind for result in results for kind in result.by_task_type}) if by_task_type else []
+    table.add_column("policy", no_wrap=True)
+    table.add_column("split", no_wrap=True)
+    for heading in ("success % [95% CI]", "won / episodes", "mean turns", "invalid actions %", *kinds):
+        table.add_column(heading, justify="right")
+    errors = any(result.env_errors for result in results)
+    if errors:
+        table.add_column("env errors", justify="right")
+    for result in results:
+        row = [
+            result.label or result.policy,
+            result.split,
+            str(result.success),
+            f"{result.success.successes} / {result.success.n}",
+            f"{result.mean_turns:.1f}",
+            f"{100 * result.invalid_action_rate:.1f}",
+        ]
+        for kind in kinds:
+            rate = result.by_task_type.get(kind, Rate(0, 0))
+            row.append(f"{rate.successes} / {rate.n}")
+        table.add_row(*row, *([str(result.env_errors)] if errors else []))
+    return table
