@@ -1,7 +1,7 @@
 """What a policy achieves on a split: success with its interval, turns, invalid actions, per task type.
 
-Success is ``won``, the simulator's own word, and nothing else. Episodes that ended as ``env_error`` say nothing about the
-policy: they are counted apart and leave every rate.
+Success is ``won``, the simulator's own word, and nothing else. Episodes that ended as ``env_error`` say nothing about
+the policy: they are counted apart and leave every rate.
 """
 
 from __future__ import annotations
