@@ -2,6 +2,7 @@
 # The build of ALFWorld's planner calls plain `python`, which only an activated environment is sure to have.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+base_python="$(command -v "${PYTHON:-python3}")" || { echo "python3 is not on PATH; set PYTHON" >&2 && exit 1; }
 export VIRTUAL_ENV="$PWD/.venv"
 export PATH="$VIRTUAL_ENV/bin:$PATH"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
@@ -16,13 +17,12 @@ install_once() {
     return
   fi
   if ! python -m pip --version 2>/dev/null | grep -qF "$VIRTUAL_ENV"; then
-    local base="${PYTHON:-python3}"
-    if ! "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+    if ! "$base_python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
       echo "Python 3.10 or newer is needed; name one, e.g. PYTHON=python3.12 $0" >&2
       return 1
     fi
-    echo "Making .venv with $("$base" --version)"
-    "$base" -m venv "$VIRTUAL_ENV" || return
+    echo "Making .venv with $("$base_python" --version)"
+    "$base_python" -m venv --clear "$VIRTUAL_ENV" || return
     hash -r
   fi
   echo "Installing $* into .venv"
