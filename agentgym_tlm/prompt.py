@@ -1,1 +1,153 @@
-"""Prompt formats: how an episode becomes model input, and how a response becomes an action."""
+"""Prompt formats: how an episode becomes model input, and how a response becomes an action.
+
+``react`` is the format of ReAct (Yao et al., 2023) as agent papers use it in chat form: the full history, append-only,
+one user message per observation and one assistant message ``Thought: ...\\nAction: ...`` per turn. A format knows no
+environment: the texts of ``reset`` and ``step`` are its only input.
+
+What :meth:`ReactFormat.parse` makes of what models really write:
+
+1. Everything from the first end-of-turn marker written out as text (``</s>``, ``<|im_end|>``, ...) on is ignored, and so
+   is everything up to the last ``</think>``.
+2. The action follows the first ``Action:`` tag that starts a line, else the first one inside a line. Case, a number
+   (``Action 1:``) and Markdown around the tag do not matter. Of several actions the first one counts.
+3. The action is the rest of the tag's line; if that is empty, the next line that is not (code fences are skipped).
+4. Surrounding quotes, backticks, asterisks and a trailing period are removed; control characters count as spaces.
+5. Without a tag, a response of one short line that is no thought is taken as a bare action.
+6. Anything else, an empty action, or one longer than ``MAX_ACTION_CHARS`` is unparsable: the action is None.
+
+Every rule runs in time linear in the response.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MAX_ACTION_CHARS = 1000
+"""An action longer than this is taken for a runaway response."""
+
+DEFAULT_INSTRUCTIONS = (
+    "You act in a world that answers in text. Each of my messages tells you what you observe. Reply with one short "
+    "thought and exactly one action, in this form:\n"
+    "Thought: what you have learnt and what to do next\n"
+    "Action: the command to carry out\n"
+    "Use plain commands, and call things by the names, numbers included, that the observations use. When a command "
+    "changes nothing, try a different one."
+)
+"""How-to-play text for pretrained chat models; environments add nothing to it."""
+
+_MAX_BARE_ACTION_CHARS = 200
+_END_MARKER = re.compile(r"</s>|<\|[A-Za-z_]{1,30}\|>|<end_of_turn>")
+# Tags are looked for in the head of a line only, so that whitespace runs cannot make the match quadratic.
+_HEAD_CHARS = 40
+_LINE_TAG = re.compile(r"[\W_]{0,8}(thought|action|observation)\s{0,4}\d{0,4}[\s*_`]{0,4}:", re.IGNORECASE)
+_INLINE_TAG = re.compile(r"\b(?:thought|action|observation)\s{0,4}\d{0,4}[*_`]{0,4}:", re.IGNORECASE)
+_INLINE_ACTION = re.compile(r"\baction\s{0,4}\d{0,4}[*_`]{0,4}:", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_WRAPPERS = (("**", "**"), ("`", "`"), ('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("*", "*"), ("_", "_"))
+
+
+class ParsedResponse(NamedTuple):
+    """A response taken apart; ``action`` is None when none could be read."""
+
+    thought: str
+    action: str | None
+
+
+@dataclass(frozen=True)
+class ReactFormat:
+    """Thought and action, full history; see the module docstring for what it parses.
+
+    ``instructions`` opens the first message; "" leaves it out, for models trained on the environment's own texts.
+    """
+
+    instructions: str = DEFAULT_INSTRUCTIONS
+
+    name = "react"
+
+    def first_message(self, instruction: str, observation: str) -> str:
+        """User message that opens an episode; names the task unless the observation already does."""
+        parts = [self.instructions, observation]
+        if instruction not in observation:
+            parts.append(f"Your task is to: {instruction}")
+        return "\n\n".join(part.strip() for part in parts if part.strip())
+
+    def observation_message(self, observation: str) -> str:
+        """User message for every later observation."""
+        return observation.strip()
+
+    def compose(self, thought: str, action: str) -> str:
+        """The response in which ``thought`` and ``action`` parse back; the thought may be empty."""
+        return f"Thought: {thought}\nAction: {action}" if thought else f"Action: {action}"
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Thought and action of whatever a model wrote. Never raises."""
+        text = response[response.rfind("</think>") + len("</think>") :] if "</think>" in response else response
+        if (marker := _END_MARKER.search(text)) is not None:
+            text = text[: marker.start()]
+        lines = text.replace("\r", "\n").split("\n")
+        found = _find_action(lines)
+        if found is None:
+            return _parse_untagged(lines)
+        thought_lines, action = found
+        cleaned = _clean_action(action)
+        return ParsedResponse(_clean_thought(thought_lines), cleaned or None)
+
+
+def _line_tag(line: str) -> re.Match[str] | None:
+    return _LINE_TAG.match(line[:_HEAD_CHARS])
+
+
+def _find_action(lines: list[str]) -> tuple[list[str], str] | None:
+    """Lines before the action's tag, and the raw action; None without a tag."""
+    for i, line in enumerate(lines):
+        tag = _line_tag(line)
+        if tag is not None and tag[1].lower() == "action":
+            return lines[:i], _action_text([line[tag.end() :], *lines[i + 1 :]])
+    for i, line in enumerate(lines):
+        inline = _INLINE_ACTION.search(line)
+        if inline is not None:
+            before = [*lines[:i], line[: inline.start()]]
+            return before, _action_text([line[inline.end() :], *lines[i + 1 :]])
+    return None
+
+
+def _action_text(lines: Iterable[str]) -> str:
+    """First line with content, up to where another tag begins; "" when a tag comes first."""
+    for line in lines:
+        if not line.strip(" \t\x00*_") or (line.lstrip().startswith("```") and not line.rstrip().endswith("```", 4)):
+            continue
+        other = _INLINE_TAG.search(line)
+        return line if other is None else line[: other.start()]
+    return ""
+
+
+def _clean_action(action: str) -> str:
+    action = " ".join(_CONTROL.sub(" ", action).split())
+    if len(action) > MAX_ACTION_CHARS:
+        return ""
+    while True:
+        stripped = action.removesuffix(".").strip()
+        for start, end in _WRAPPERS:
+            if len(stripped) > len(start) + len(end) and stripped.startswith(start) and stripped.endswith(end):
+                stripped = stripped[len(start) : -len(end)].strip()
+        stripped = stripped.strip("`").removeprefix("**").removesuffix("**").strip()
+        if stripped == action:
+            return action
+        action = stripped
+
+
+def _clean_thought(lines: list[str]) -> str:
+    text = "\n".join(lines).strip()
+    tag = _line_tag(text)
+    return text[tag.end() :].strip() if tag is not None and tag[1].lower() == "thought" else text
+
+
+def _parse_untagged(lines: list[str]) -> ParsedResponse:
+    """A bare action if the response is one short line without a tag; otherwise a thought without an action."""
+    content = [line for line in lines if line.strip()]
+    if len(content) == 1 and len(content[0]) <= _MAX_BARE_ACTION_CHARS and _line_tag(content[0]) is None:
+        return ParsedResponse("", _clean_action(content[0]) or None)
+    return ParsedResponse(_clean_thought(lines), None)

@@ -113,11 +113,11 @@ class Expert(Protocol):
         """Thought and action for the newest observation (the first one is what ``reset`` returned)."""
         ...
 
-    def mistake(self, rng: np.random.Generator) -> tuple[str, str] | None:
+    def mistake(self, observation: str, rng: np.random.Generator) -> tuple[str, str] | None:
         """A plausible wrong thought and action from which :meth:`act` recovers; None if none fits now.
 
-        Called instead of :meth:`act` for the newest observation, which the expert has to take in either way: when None
-        is returned, :meth:`act` is called with the same observation next.
+        Called instead of :meth:`act` for the newest observation, which the expert takes in either way; when None is
+        returned, :meth:`act` is called with the same observation next and must not be misled by seeing it twice.
         """
         ...
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from agentgym_tlm.prompt import ReactFormat
 from agentgym_tlm.trajectory import FinishReason
 
 
@@ -16,8 +17,8 @@ class Generation:
     """One response. ``token_ids`` (end-of-turn token included) and ``logprobs`` are None for a text-only policy.
 
     ``overflow`` is set, and nothing generated, when the context budget has no room for another response: the rollout
-    ends the episode as ``token_budget``. ``trainable`` False marks a response that no trainer may imitate (an injected
-    mistake).
+    ends the episode as ``token_budget``. ``aborted`` is set when the policy gives the episode up (a person quits): it ends
+    as ``aborted``. ``trainable`` False marks a response that no trainer may imitate (an injected mistake).
     """
 
     text: str
@@ -26,6 +27,7 @@ class Generation:
     finish_reason: FinishReason = FinishReason.STOP
     trainable: bool = True
     overflow: bool = False
+    aborted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -53,10 +55,14 @@ class Conversation:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Anything that can play: a language model, a script, a person, a remote API."""
+    """Anything that can play: a language model, a script, a person, a remote API.
+
+    ``format`` is the prompt format that its responses are written in and parsed with.
+    """
 
     name: str
     version: str  # changes whenever the weights do
+    format: ReactFormat
 
     def act(self, conversations: Sequence[Conversation]) -> list[Generation]:
         """One generation per conversation, in order. May use and set ``conversation.memory``."""
