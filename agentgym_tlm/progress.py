@@ -1,0 +1,109 @@
+"""Progress of long work on stderr: a live bar on a terminal, elsewhere a plain line now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from agentgym_tlm.rollout import RolloutProgress
+
+
+class ProgressBar:
+    """Progress of one piece of work; :func:`progress_bar` opens it."""
+
+    def __init__(self, label: str, unit: str, total: int | None, console: Console, interval: float) -> None:
+        self._label = label
+        self._unit = unit
+        self._total = total
+        self._done = 0
+        self._status = ""
+        self._console = console
+        self._interval = interval
+        self._started = self._printed = time.monotonic()
+        self._live: Progress | None = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            self._live = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[status]}"),
+                TimeRemainingColumn(elapsed_when_finished=True),
+                console=console,
+                expand=True,
+            )
+            self._task = self._live.add_task(label, total=total, status="")
+            self._live.start()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the work began; never 0."""
+        return max(time.monotonic() - self._started, 1e-6)
+
+    def update(self, done: int, status: str = "", *, total: int | None = None) -> None:
+        """Report how much is done so far, with a few words on how it goes."""
+        self._done = done
+        self._total = self._total if total is None else total
+        self._status = ", ".join(filter(None, [f"{_rate(done / self.elapsed)} {self._unit}/s", status]))
+        if self._live is not None:
+            self._live.update(self._task, completed=done, total=self._total, status=self._status)
+        elif time.monotonic() - self._printed >= self._interval:
+            self._print()
+
+    def close(self) -> None:
+        """Leave the last state standing."""
+        if self._live is not None:
+            self._live.stop()
+        else:
+            self._print()
+
+    def _print(self) -> None:
+        self._printed = time.monotonic()
+        done = f"{self._done}" if self._total is None else f"{self._done}/{self._total}"
+        line = f"{self._label}: {done} {self._unit}"
+        if self._status:
+            line += f", {self._status}"
+        print(f"{line}, {self.elapsed:.0f} s", file=self._console.file, flush=True)
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+
+
+@contextmanager
+def progress_bar(
+    label: str, unit: str, total: int | None = None, *, console: Console | None = None, interval: float = 10.0
+) -> Iterator[ProgressBar]:
+    """Show the progress of the work inside the ``with`` block.
+
+    ``console`` defaults to stderr. Without a terminal a line is printed at most every ``interval`` seconds, and one at
+    the end.
+    """
+    bar = ProgressBar(label, unit, total, console or Console(stderr=True), interval)
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+@contextmanager
+def rollout_progress(
+    label: str, *, console: Console | None = None, interval: float = 10.0
+) -> Iterator[Callable[[RolloutProgress], None]]:
+    """The ``progress`` callback of a rollout: episodes and tokens per second, success so far."""
+    with progress_bar(label, "episodes", console=console, interval=interval) as bar:
+
+        def report(counts: RolloutProgress) -> None:
+            status = []
+            if counts.tokens:
+                status.append(f"{_rate(counts.tokens / bar.elapsed)} tokens/s")
+            if counts.episodes:
+                status.append(f"{counts.wins / counts.episodes:.0%} won")
+            bar.update(counts.episodes, ", ".join(status), total=counts.total)
+
+        yield report
