@@ -20,13 +20,13 @@ from random import Random
 from typing import Any
 
 from agentgym_tlm.envs.alfworld.catalogue import HOLDS_ONE
+from agentgym_tlm.envs.alfworld.problem import TASK_TYPES
 from agentgym_tlm.envs.alfworld.record import PlacedGame, Task
 from agentgym_tlm.envs.alfworld.scene import (
     DEFAULT,
     GENERATOR_VERSION,
     PRESETS,
     SPLITS,
-    TASK_TYPES,
     GeneratorConfig,
     instance_id,
     scene_numbers,
@@ -39,7 +39,6 @@ __all__ = [
     "GENERATOR_VERSION",
     "PRESETS",
     "SPLITS",
-    "TASK_TYPES",
     "GeneratorConfig",
     "embedded_task_ids",
     "generate_from_id",

@@ -222,7 +222,9 @@ def _goal(task: Task) -> str:
             f"(exists (?r - receptacle) (exists (?o1 - object) (and {first} "
             f"(exists (?o2 - object) (and (not (= ?o1 ?o2)) {second})))))"
         )
-    placed = f"(objectType ?o {kind}) (receptacleType ?r {target}) (inReceptacle ?o ?r)"
+    of_class, in_place = f"(objectType ?o {kind}) (receptacleType ?r {target})", "(inReceptacle ?o ?r)"
     if treatment := TREATMENTS.get(task.task_type):
-        placed = f"({treatment.affordance} ?o) ({treatment.predicate} ?o) {placed}"
-    return f"(exists (?r - receptacle) (exists (?o - object) (and {placed})))"
+        conditions = f"({treatment.affordance} ?o) {of_class} ({treatment.predicate} ?o) {in_place}"
+    else:
+        conditions = f"{in_place} {of_class}"
+    return f"(exists (?r - receptacle) (exists (?o - object) (and {conditions})))"

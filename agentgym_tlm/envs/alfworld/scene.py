@@ -17,19 +17,12 @@ from agentgym_tlm.envs.alfworld.catalogue import (
     SOMETIMES_CLOSED,
     Room,
 )
+from agentgym_tlm.envs.alfworld.problem import TASK_TYPES
 from agentgym_tlm.errors import ConfigError
 
 GENERATOR_VERSION = "1"
 """Changes whenever a (split, index, config) gives another game than before."""
 
-TASK_TYPES = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
 SPLITS = ("train", "valid_seen", "valid_unseen")
 HELD_OUT_ROOMS = 5
 """Rooms of each kind that only ``valid_unseen`` uses: the last five numbers."""
