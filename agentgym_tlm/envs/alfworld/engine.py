@@ -196,7 +196,8 @@ class NativeEngine:
         floor = [
             world.phrases[o] for o, r in sorted(self._taken_from) if r in here and (o, location) in self._positions
         ]
-        return f"You are facing the {_listing([world.receptacles[r] for r in here])}. Next to it, you see {_listing(floor)}."
+        facing = _listing([world.receptacles[r] for r in here])
+        return f"You are facing the {facing}. Next to it, you see {_listing(floor)}."
 
     def _inventory(self, _first: int, _second: int) -> str:
         if self._held is None:

@@ -69,53 +69,46 @@ class Goal:
     target_type: str  # of the receptacle; of the lamp for look_at_obj_in_light
 
 
-_GOALS = {
-    "pick_and_place_simple": (
-        "(and(exists(?r - receptacle)(exists(?o - object)"
-        "(and(inreceptacle ?o ?r)(objecttype ?o <object>)(receptacletype ?r <target>)))))"
-    ),
-    "look_at_obj_in_light": (
-        "(and(exists(?ot - object ?r - receptacle ?a - agent ?l - location)(and(objecttype ?ot <target>)"
-        "(toggleable ?ot)(istoggled ?ot)(receptacleatlocation ?r ?l)(atlocation ?a ?l)(inreceptacle ?ot ?r)))"
-        "(exists(?o - object ?a - agent)(and(objecttype ?o <object>)(holds ?a ?o))))"
-    ),
-    **{
-        task_type: (
-            f"(and(exists(?r - receptacle)(exists(?o - object)(and({able} ?o)(objecttype ?o <object>)"
-            f"(receptacletype ?r <target>)({treated} ?o)(inreceptacle ?o ?r)))))"
-        )
-        for task_type, able, treated in (
-            ("pick_clean_then_place_in_recep", "cleanable", "isclean"),
-            ("pick_heat_then_place_in_recep", "heatable", "ishot"),
-            ("pick_cool_then_place_in_recep", "coolable", "iscool"),
-        )
+_TREATED = {
+    "pick_clean_then_place_in_recep": ("cleanable", "isclean"),
+    "pick_heat_then_place_in_recep": ("heatable", "ishot"),
+    "pick_cool_then_place_in_recep": ("coolable", "iscool"),
+}
+_PLACED = {"(inreceptacle ?o ?r)", "(objecttype ?o <object>)", "(receptacletype ?r <target>)"}
+_GOALS: dict[str, set[str]] = {  # the atoms of each goal; its connectives follow from them
+    "pick_and_place_simple": _PLACED,
+    "look_at_obj_in_light": {
+        *("(objecttype ?ot <target>)", "(toggleable ?ot)", "(istoggled ?ot)", "(inreceptacle ?ot ?r)"),
+        *("(receptacleatlocation ?r ?l)", "(atlocation ?a ?l)", "(objecttype ?o <object>)", "(holds ?a ?o)"),
     },
-    "pick_two_obj_and_place": (
-        "(and(exists(?r - receptacle)(exists(?o1 - object)(and(objecttype ?o1 <object>)(receptacletype ?r <target>)"
-        "(inreceptacle ?o1 ?r)(exists(?o2 - object)(and(not(= ?o1 ?o2))(objecttype ?o2 <object>)"
-        "(receptacletype ?r <target>)(inreceptacle ?o2 ?r)))))))"
-    ),
+    **{t: _PLACED | {f"({able} ?o)", f"({treated} ?o)"} for t, (able, treated) in _TREATED.items()},
+    "pick_two_obj_and_place": {
+        *(atom.replace("?o", o) for atom in _PLACED for o in ("?o1", "?o2")),
+        "(= ?o1 ?o2)",
+    },
 }
 _TYPE = re.compile(r"\((object|receptacle)type (\?\w+) (\w+)\)")
-_PARENTHESIS = re.compile(r"\s*([()])\s*")
+_ATOM = re.compile(r"\((?:=|[a-z]+)(?: \?\w+)+\)|\([a-z]+ \?\w+ <\w+>\)")
+_CONNECTIVE = re.compile(r"\((\w+) ?(?=\()")
 
 
 def parse_goal(text: str) -> Goal:
     """Recognise a lower-case PDDL goal expression. Raises ValueError when it is none of the six shapes."""
-    text = _PARENTHESIS.sub(r"\1", " ".join(text.split()))
-    lamp = "?ot" in text
+    text = " ".join(text.split())
     found: dict[str, set[str]] = {"object": set(), "target": set()}
 
     def mark(match: re.Match[str]) -> str:
         kind, variable, type_name = match.groups()
-        slot = "target" if (variable == "?ot" if lamp else kind == "receptacle") else "object"
+        slot = "target" if kind == "receptacle" or variable == "?ot" else "object"
         found[slot].add(type_name)
         return f"({kind}type {variable} <{slot}>)"
 
-    shape = _TYPE.sub(mark, text)
+    atoms = set(_ATOM.findall(_TYPE.sub(mark, text)))
+    connectives = {"and", "exists", "not"} if "(= ?o1 ?o2)" in atoms else {"and", "exists"}
     for task_type, expected in _GOALS.items():
-        if shape == expected and len(found["object"]) == len(found["target"]) == 1:
-            return Goal(task_type, found["object"].pop(), found["target"].pop())
+        if atoms == expected and set(_CONNECTIVE.findall(text)) == connectives:
+            [object_type], [target_type] = found.values()
+            return Goal(task_type, object_type, target_type)
     raise ValueError(f"goal is none of ALFWorld's six shapes: {text[:200]}")
 
 
@@ -205,15 +198,10 @@ class World:
         in_place = {o for r in targets for o in contents[r] if o in objects}
         if task_type == "pick_and_place_simple":
             return float(bool(in_place))
-        ready = objects & self.affordances[_ABLE[task_type]] & set(treated)
+        ready = objects & self.affordances[_TREATED[task_type][0]] & set(treated)
         return (bool(in_place) + bool(ready) + bool(in_place & ready)) / 3
 
 
-_ABLE = {
-    "pick_clean_then_place_in_recep": "cleanable",
-    "pick_heat_then_place_in_recep": "heatable",
-    "pick_cool_then_place_in_recep": "coolable",
-}
 _OBJECT_PREDICATES = (
     *("pickupable", "cleanable", "heatable", "coolable", "sliceable", "toggleable", "isreceptacleobject"),
     *("isclean", "ishot", "iscool", "issliced", "istoggled"),
@@ -228,7 +216,7 @@ def _parse(game: Game) -> World:
     text = game.pddl_problem.lower()
     start, end = text.index("(:init"), text.index("(:goal")
     facts: dict[str, list[list[str]]] = defaultdict(list)
-    for chunk in text[start + 6 : end].replace(")", " ").split("("):
+    for chunk in text[start + len("(:init") : end].replace(")", " ").split("("):
         words = chunk.split()
         if words:
             facts[words[0]].append(words[1:])
@@ -256,7 +244,7 @@ def _parse(game: Game) -> World:
 
     return World(
         game=game,
-        goal=parse_goal(text[end + 6 : text.rindex(")")].strip().removesuffix(")")),
+        goal=parse_goal(text[end + len("(:goal") :]),
         objects=tuple(names[o] for o in object_ids),
         receptacles=tuple(names[r] for r in receptacle_ids),
         locations=locations,
@@ -275,7 +263,7 @@ def _parse(game: Game) -> World:
 
 
 def _mapping(pairs: list[list[str]]) -> dict[str, str]:
-    mapping = {key: value for key, value in pairs}
+    mapping = dict(pairs)
     if len(mapping) != len(pairs):
         raise ValueError("an object has two types, or a receptacle two types or locations")
     return mapping
