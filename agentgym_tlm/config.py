@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -26,14 +26,14 @@ T = TypeVar("T")
 def parse(options: type[T], argv: Sequence[str], *, prog: str, description: str | None = None) -> T:
     """Options from the command line, with the defaults of ``--config FILE.yaml`` where it is given.
 
-    Exits as argparse does: 0 after ``--help``, 2 for an option that cannot be understood. Raises ConfigError for a
-    file that cannot.
+    A group of options that may be None is switched on by giving any of its options. Exits as argparse does: 0 after
+    ``--help``, 2 for an option that cannot be understood. Raises ConfigError for a file that cannot.
     """
     default = options()
     path = _config_path(argv)
     if path is not None:
         default = load(default, path)
-    names = [f.name for f in dataclasses.fields(cast(Any, options)) if f.init]
+    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word.startswith("--")}
     with_config = dataclasses.make_dataclass(
         options.__name__,
         [("config", Annotated[Path | None, tyro.conf.arg(help=_CONFIG_HELP, metavar="FILE.yaml")], None)],
@@ -46,10 +46,38 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, description: str 
         prog=prog,
         description=description or options.__doc__,
         args=list(argv),
-        default=with_config(**{name: getattr(default, name) for name in names}),
+        default=with_config(**_values(_open_groups(default))),
+        config=(tyro.conf.AvoidSubcommands,),
         registry=_registry(),
     )
-    return options(**{name: getattr(filled, name) for name in names})
+    return cast(T, _close_groups(options(**_values(filled, options)), default, given))
+
+
+def _values(options: Any, kind: type | None = None) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in _fields(kind or type(options))}
+
+
+def _open_groups(options: Any) -> Any:
+    """``options`` with the defaults of every group that is None, so that their options can be shown and given."""
+    changes: dict[str, Any] = {}
+    for name, (_, group, _) in _fields(type(options)).items():
+        if group is not None:
+            current = getattr(options, name)
+            changes[name] = _open_groups(group() if current is None else current)
+    return dataclasses.replace(options, **changes)
+
+
+def _close_groups(options: Any, default: Any, given: Collection[str], prefix: str = "") -> Any:
+    """Undo :func:`_open_groups` for the groups of which no option is ``given``."""
+    changes: dict[str, Any] = {}
+    for name, (_, group, flat) in _fields(type(options)).items():
+        if group is not None:
+            inner = prefix if flat else f"{prefix}{name}."
+            current = getattr(default, name)
+            changes[name] = None
+            if current is not None or any(option.startswith(inner) for option in given):
+                changes[name] = _close_groups(getattr(options, name), current or group(), given, inner)
+    return dataclasses.replace(options, **changes)
 
 
 _CONFIG_HELP = "Defaults for these options, e.g. the config.yaml of a run folder; flags override it."

@@ -34,6 +34,16 @@ class World:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """Train few weights."""
+
+    rank: int = 8
+    """Rank."""
+    alpha: int = 16
+    """Scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Optimiser:
     """How to learn."""
 
@@ -43,6 +53,8 @@ class Optimiser:
     """Moments."""
     kernel: Kernel = Kernel.UKL
     """Loss."""
+    adapter: Adapter | None = None
+    """Optional."""
 
     def __post_init__(self) -> None:
         if self.learning_rate <= 0:
@@ -90,6 +102,16 @@ def test_file_overrides_defaults_and_flags_override_the_file(tmp_path: Path) -> 
 def test_group_keeps_its_parents_defaults(tmp_path: Path) -> None:
     """Setting one option of a group must not reset the others to the class's own defaults."""
     assert load(tmp_path, "sft: {kernel: lsif}").sft == Optimiser(learning_rate=3e-3, kernel=Kernel.LSIF)
+
+
+def test_optional_group_is_off_until_one_of_its_options_is_given(tmp_path: Path) -> None:
+    """LoRA is off by default and needs no option of its own to be switched on."""
+    assert parse("--seed", "1").sft.adapter is None
+    assert parse("--sft.adapter.rank", "4").sft.adapter == Adapter(rank=4)
+    assert parse("--sft.adapter.rank=8").sft.adapter == Adapter()
+    assert load(tmp_path, "sft: {adapter: {alpha: 2}}").sft.adapter == Adapter(alpha=2)
+    assert load(tmp_path, "sft: {adapter: null}").sft.adapter is None
+    assert parse("--config", str(tmp_path / "job.yaml"), "--sft.betas", "0", "0").sft.adapter is None
 
 
 def test_options_of_a_flat_group_need_no_prefix(tmp_path: Path) -> None:
@@ -186,6 +208,7 @@ number = st.floats(allow_nan=False)
             learning_rate=st.floats(min_value=1e-12),
             betas=st.tuples(number, number),
             kernel=st.sampled_from(Kernel),
+            adapter=st.none() | st.builds(Adapter, rank=st.integers()),
         ),
     )
 )
