@@ -127,7 +127,7 @@ class World:
     here: Mapping[int, tuple[int, ...]]  # location -> receptacles
     object_types: tuple[str, ...]
     receptacle_types: tuple[str, ...]
-    can_contain: Collection[tuple[str, str]]  # (receptacle type, object type)
+    containment: Sequence[str]  # "<receptacle type> <object type>" as written: see can_contain
     openable: frozenset[int]
     affordances: Mapping[str, frozenset[int]]  # PDDL predicate -> objects, e.g. "pickupable"
     inside: Mapping[int, tuple[int, ...]]  # receptacle object -> objects inside it
@@ -151,6 +151,11 @@ class World:
     def phrases(self) -> tuple[str, ...]:
         """Objects as they stand in a list: ``a mug 2``."""
         return tuple(f"a {name}" for name in self.objects)
+
+    @cached_property
+    def can_contain(self) -> frozenset[tuple[str, ...]]:
+        """Which (receptacle type, object type) may be put together; half of a problem's facts, so parsed when needed."""
+        return frozenset(tuple(pair.split()) for pair in self.containment)
 
     @cached_property
     def goal_objects(self) -> frozenset[int]:
@@ -213,13 +218,16 @@ def _of_type(types: tuple[str, ...], type_name: str) -> frozenset[int]:
 
 
 def _parse(game: Game) -> World:
-    text = game.pddl_problem.lower()
+    text = game.pddl_problem.lower().replace("\n", " ").replace("\t", " ")
     start, end = text.index("(:init"), text.index("(:goal")
+    statements: dict[str, list[str]] = defaultdict(list)
+    for statement in text[start + len("(:init") : end].replace(")", "").split("("):
+        predicate, _, arguments = statement.strip().partition(" ")
+        statements[predicate].append(arguments)
     facts: dict[str, list[list[str]]] = defaultdict(list)
-    for chunk in text[start + len("(:init") : end].replace(")", " ").split("("):
-        words = chunk.split()
-        if words:
-            facts[words[0]].append(words[1:])
+    for predicate, found in statements.items():
+        if predicate != "cancontain":
+            facts[predicate] = [arguments.split() for arguments in found]
 
     object_type, receptacle_type = _mapping(facts["objecttype"]), _mapping(facts["receptacletype"])
     receptacle_location = _mapping(facts["receptacleatlocation"])
@@ -251,7 +259,7 @@ def _parse(game: Game) -> World:
         here=_group(locations),
         object_types=tuple(object_type[o] for o in object_ids),
         receptacle_types=tuple(receptacle_type[r] for r in receptacle_ids),
-        can_contain={(r, o) for r, o in facts["cancontain"]},
+        containment=statements["cancontain"],
         openable=frozenset(receptacle_number[r] for [r] in facts["openable"]),
         affordances={p: frozenset(object_number[o] for [o] in facts[p]) for p in _OBJECT_PREDICATES},
         inside={outer: tuple(sorted(inner)) for outer, inner in inside.items()},
