@@ -32,6 +32,14 @@ class SchemaError(AgentGymError):
     """A record on disk cannot be read: wrong schema version or a corrupt line."""
 
 
+class TrajectoryError(AgentGymError, ValueError):
+    """A trajectory cannot be trained on: no tokens, an environment failure, or spans that do not fit."""
+
+
+class TrainingError(AgentGymError):
+    """Training cannot go on: the loss or its gradients are no longer finite."""
+
+
 class CheckpointError(AgentGymError):
     """A checkpoint is missing, incomplete, or belongs to a different run."""
 

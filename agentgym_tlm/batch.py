@@ -1,0 +1,331 @@
+"""Trajectories as tensors: the batch every trainer's loss reads, and log-probs at the tokens the policy produced.
+
+An :class:`Example` is one trajectory as arrays, :func:`collate` pads examples into a :class:`TurnBatch`, and
+:class:`TokenLogprobs` evaluates a model on it. Everything per token is kept *flat* ``[N]``, over the N tokens of the
+loss in row-major order: observations, prompts and padding have no place in it. Shapes: B rows, L positions, M
+trajectories, T turns. A row is one token sequence of a trajectory, so that M = B for append-only prompt formats, while
+a windowed format has one row per turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from agentgym_tlm.errors import ConfigError, TrajectoryError
+from agentgym_tlm.trajectory import StopReason, Trajectory
+
+LOGITS_PER_CHUNK = 2**26  # at most 256 MiB of fp32 logits at a time
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Row:
+    """One token sequence, cut after its last token of the loss (nothing behind it is ever conditioned on)."""
+
+    input_ids: npt.NDArray[np.int64]
+    turn_ids: npt.NDArray[np.int64]
+    loss_mask: npt.NDArray[np.bool_]
+    ref_logprobs: npt.NDArray[np.float32] | None
+    old_logprobs: npt.NDArray[np.float32] | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Example:
+    """One trajectory as arrays, ready to be batched. ``turn_weights`` is [number of turns]."""
+
+    rows: tuple[Row, ...]
+    turn_weights: npt.NDArray[np.float32]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest row: what a batch is padded to."""
+        return max(len(row.input_ids) for row in self.rows)
+
+    @property
+    def loss_tokens(self) -> int:
+        """How many tokens the policy produced and may be trained on."""
+        return sum(int(row.loss_mask.sum()) for row in self.rows)
+
+    @classmethod
+    def from_trajectory(cls, trajectory: Trajectory, turn_weights: Sequence[float] | None = None) -> Example:
+        """Arrays of ``trajectory``; ``turn_weights`` has one entry per turn (default 1).
+
+        Raises TrajectoryError for an ``env_error`` episode, for turns without tokens, for spans that do not fit their
+        sequence, and when no token may be trained on.
+        """
+        _check_trainable(trajectory)
+        weights = np.ones(len(trajectory.turns)) if turn_weights is None else np.asarray(turn_weights)
+        if len(weights) != len(trajectory.turns):
+            raise TrajectoryError(f"{len(weights)} turn weights for {len(trajectory.turns)} turns")
+        rows = tuple(
+            row
+            for sequence in range(len(trajectory.sequences))
+            if (row := _encode_sequence(trajectory, sequence)) is not None
+        )
+        return cls(rows=rows, turn_weights=weights.astype(np.float32))
+
+
+def untrainable_reason(trajectory: Trajectory) -> str | None:
+    """Why no trainer may use this trajectory (``env_error``, ``no_tokens``, ``nothing_trainable``), or None."""
+    if trajectory.stop_reason is StopReason.ENV_ERROR:
+        return "env_error"
+    if not trajectory.has_tokens:
+        return "no_tokens"
+    if not any(turn.trainable and turn.span is not None and turn.span[1] > turn.span[0] for turn in trajectory.turns):
+        return "nothing_trainable"
+    return None
+
+
+def select_trainable(trajectories: Iterable[Trajectory]) -> tuple[list[Trajectory], Counter[str]]:
+    """The trajectories a trainer may use, and how many were left out for which reason."""
+    kept: list[Trajectory] = []
+    dropped: Counter[str] = Counter()
+    for trajectory in trajectories:
+        reason = untrainable_reason(trajectory)
+        if reason is None:
+            kept.append(trajectory)
+        else:
+            dropped[reason] += 1
+    return kept, dropped
+
+
+@dataclass(frozen=True, eq=False)
+class TurnBatch:
+    """Right-padded rows of tokens with everything a loss needs; see the module docstring for the letters.
+
+    ``groups`` are contiguous blocks of rows ``(start, stop, length)`` that the model sees as one padded forward each
+    (chosen and rejected trajectories differ much in length). Preference batches hold the chosen trajectories first and
+    the rejected ones after them, in the same order. ``ref_logprobs``, ``old_logprobs`` and ``advantages`` sit at the
+    position of the token they belong to and are 0 outside ``loss_mask``.
+    """
+
+    input_ids: Tensor  # [B, L] int64
+    attention_mask: Tensor  # [B, L] int64, 1 for real tokens
+    turn_ids: Tensor  # [B, L] int64, -1 where no response is
+    loss_mask: Tensor  # [B, L] bool: produced by the policy in a turn that may be trained on
+    trajectory_index: Tensor  # [B] int64 in [0, M)
+    turn_weights: Tensor  # [M, T] float32, 0 where a trajectory has no such turn
+    groups: tuple[tuple[int, int, int], ...]
+    ref_logprobs: Tensor | None = None  # [B, L] float32
+    old_logprobs: Tensor | None = None  # [B, L] float32
+    advantages: Tensor | None = None  # [B, L] float32
+
+    @property
+    def num_trajectories(self) -> int:
+        """M."""
+        return self.turn_weights.shape[0]
+
+    def to(self, device: torch.device | str) -> TurnBatch:
+        """The same batch with every tensor on ``device``."""
+        moved: dict[str, Any] = {
+            field.name: value.to(device)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), Tensor)
+        }
+        return replace(self, **moved)
+
+    def flat(self, values: Tensor | None) -> Tensor:
+        """[N] entries of a token-level [B, L] field at the tokens of the loss. Raises TrajectoryError if it is None."""
+        if values is None:
+            raise TrajectoryError(
+                "the batch lacks a token-level field: score its trajectories with the reference first"
+            )
+        return values[self.loss_mask]
+
+    def turn_sums(self, values: Tensor) -> Tensor:
+        """[M, T] sums of flat [N] values over the tokens of each turn."""
+        size = self.turn_weights.numel()
+        index = (self.trajectory_index[:, None] * self.turn_weights.shape[1] + self.turn_ids)[self.loss_mask]
+        return values.new_zeros(size).index_add(0, index, values).view(self.turn_weights.shape)
+
+    def turn_counts(self) -> Tensor:
+        """n [M, T]: tokens of the loss per turn, as float32."""
+        return self.turn_sums(torch.ones(int(self.loss_mask.sum()), device=self.loss_mask.device))
+
+
+def collate(*groups: Sequence[Example]) -> TurnBatch:
+    """Pad examples into one batch; each group of examples becomes one block of rows with a length of its own."""
+    examples = [example for group in groups for example in group]
+    rows = [(index, row) for index, example in enumerate(examples) for row in example.rows]
+    shape = (len(rows), max(len(row.input_ids) for _, row in rows))
+    input_ids, attention_mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    turn_ids, loss_mask = np.full(shape, -1, np.int64), np.zeros(shape, np.bool_)
+    for at, (_, row) in enumerate(rows):
+        length = len(row.input_ids)
+        input_ids[at, :length] = row.input_ids
+        attention_mask[at, :length] = 1
+        turn_ids[at, :length] = row.turn_ids
+        loss_mask[at, :length] = row.loss_mask
+    turn_weights = np.zeros((len(examples), max(len(example.turn_weights) for example in examples)), np.float32)
+    for index, example in enumerate(examples):
+        turn_weights[index, : len(example.turn_weights)] = example.turn_weights
+    return TurnBatch(
+        input_ids=torch.from_numpy(input_ids),
+        attention_mask=torch.from_numpy(attention_mask),
+        turn_ids=torch.from_numpy(turn_ids),
+        loss_mask=torch.from_numpy(loss_mask),
+        trajectory_index=torch.tensor([index for index, _ in rows]),
+        turn_weights=torch.from_numpy(turn_weights),
+        groups=_blocks(groups),
+        ref_logprobs=_pad([row.ref_logprobs for _, row in rows], shape),
+        old_logprobs=_pad([row.old_logprobs for _, row in rows], shape),
+    )
+
+
+class TokenLogprobs(nn.Module):
+    """log π(token) [N] of a causal language model at the tokens of the loss, without the logits of any other token.
+
+    The transformer body runs on whole rows; the language-model head only where the policy acted, ``chunk_size`` tokens
+    at a time (default: about 256 MiB of logits), each chunk recomputed in the backward pass. Log-softmax is float32.
+    This module, not the model, is what a trainer wraps for distribution and mixed precision. Works on PEFT adapters and
+    tied embeddings, and applies the logit scaling and soft-capping of the model's own forward. Raises ConfigError for a
+    model whose logits this does not reproduce.
+    """
+
+    def __init__(self, model: nn.Module, chunk_size: int | None = None) -> None:
+        super().__init__()
+        self.model = model
+        causal_lm = model if isinstance(model, PreTrainedModel) else model.get_base_model()  # type: ignore[operator]
+        config = causal_lm.config.get_text_config()
+        self._scale = float(getattr(config, "logit_scale", 1.0) or 1.0) / float(getattr(config, "logits_scaling", 1.0))
+        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._chunk_size = chunk_size or max(1, LOGITS_PER_CHUNK // config.vocab_size)
+        # kept out of the module tree: they are parts of self.model
+        self._parts: tuple[nn.Module, nn.Module] = (causal_lm.base_model, causal_lm.get_output_embeddings())
+        self._check_logits(causal_lm)
+
+    def forward(self, input_ids: Tensor, loss_mask: Tensor, groups: tuple[tuple[int, int, int], ...]) -> Tensor:
+        """[N] log-probs for ``input_ids`` and ``loss_mask`` [B, L], of which ``groups`` are the padded blocks."""
+        logprobs = []
+        for start, stop, length in groups:
+            ids, mask = input_ids[start:stop, :length], loss_mask[start:stop, 1:length]
+            hidden = self._hidden(ids)[:, :-1][mask]
+            targets = ids[:, 1:][mask]
+            chunks = list(zip(hidden.split(self._chunk_size), targets.split(self._chunk_size), strict=True))
+            for chunk in chunks:
+                if len(chunks) > 1 and torch.is_grad_enabled():
+                    logprobs.append(checkpoint(self._head, *chunk, use_reentrant=False, preserve_rng_state=False))
+                else:
+                    logprobs.append(self._head(*chunk))
+        return torch.cat(logprobs)
+
+    def _hidden(self, input_ids: Tensor) -> Tensor:
+        # Under a causal mask padding on the right reaches no real token; without a padding mask attention is faster.
+        hidden: Tensor = self._parts[0](input_ids=input_ids, use_cache=False).last_hidden_state
+        return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._parts[1](hidden).float() * self._scale
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
+
+    def _head(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        logits = self._logits(hidden)
+        return logits.gather(-1, targets[:, None]).squeeze(-1) - logits.logsumexp(-1)
+
+    @torch.no_grad()
+    def _check_logits(self, causal_lm: nn.Module) -> None:
+        training = causal_lm.training
+        causal_lm.eval()
+        ids = torch.arange(4, device=next(causal_lm.parameters()).device)[None]
+        expected = causal_lm(input_ids=ids, use_cache=False).logits.float()
+        found = self._logits(self._hidden(ids))
+        causal_lm.train(training)
+        if found.shape != expected.shape or not torch.allclose(
+            found, expected, rtol=0, atol=1e-2 * expected.abs().max()
+        ):
+            raise ConfigError(
+                f"{type(causal_lm).__name__} does more between its body and its logits than a head, a logit scale and "
+                "soft-capping, so that log-probs at single tokens would be wrong; use another architecture"
+            )
+
+
+def token_logprobs(model: nn.Module, batch: TurnBatch, chunk_size: int | None = None) -> Tensor:
+    """[N] log-probs of the tokens of the loss under ``model``; see :class:`TokenLogprobs`."""
+    logprobs: Tensor = TokenLogprobs(model, chunk_size)(batch.input_ids, batch.loss_mask, batch.groups)
+    return logprobs
+
+
+def _check_trainable(trajectory: Trajectory) -> None:
+    reason = untrainable_reason(trajectory)
+    if reason is not None:
+        remedy = {
+            "env_error": "the environment's machinery failed: leave the episode out (select_trainable)",
+            "no_tokens": "encode the trajectory with a Renderer first",
+            "nothing_trainable": "no turn of it may be trained on: leave it out (select_trainable)",
+        }[reason]
+        raise TrajectoryError(f"trajectory of {trajectory.task_id!r} cannot be trained on: {reason}; {remedy}")
+
+
+def _encode_sequence(trajectory: Trajectory, sequence: int) -> Row | None:
+    """Arrays of one sequence of ``trajectory``, None if it holds no token of the loss."""
+    ids = np.asarray(trajectory.sequences[sequence], np.int64)
+    turn_ids, loss_mask = np.full(len(ids), -1, np.int64), np.zeros(len(ids), np.bool_)
+    turns = [(i, turn) for i, turn in enumerate(trajectory.turns) if turn.sequence == sequence]
+    for index, turn in turns:
+        assert turn.span is not None
+        start, end = turn.span
+        if not 1 <= start <= end <= len(ids) or (turn_ids[start:end] >= 0).any():
+            raise TrajectoryError(
+                f"turn {index} of {trajectory.task_id!r} has span {turn.span}, which overlaps another turn or is not "
+                f"within positions 1 to {len(ids)} of its sequence"
+            )
+        turn_ids[start:end] = index
+        loss_mask[start:end] = turn.trainable
+    if not loss_mask.any():
+        return None
+    stop = int(loss_mask.nonzero()[0][-1]) + 1
+    return Row(
+        input_ids=ids[:stop],
+        turn_ids=turn_ids[:stop],
+        loss_mask=loss_mask[:stop],
+        ref_logprobs=_token_values(trajectory, turns, "ref_logprobs", stop),
+        old_logprobs=_token_values(trajectory, turns, "logprobs", stop),
+    )
+
+
+def _token_values(
+    trajectory: Trajectory, turns: list[tuple[int, Any]], name: str, length: int
+) -> npt.NDArray[np.float32] | None:
+    """A per-token list of the trainable turns at the positions of their tokens; None unless all of them have it."""
+    trainable = [(index, turn) for index, turn in turns if turn.trainable]
+    if any(getattr(turn, name) is None for _, turn in trainable):
+        return None
+    values = np.zeros(length, np.float32)
+    for index, turn in trainable:
+        start, end = turn.span
+        if len(getattr(turn, name)) != end - start:
+            raise TrajectoryError(
+                f"turn {index} of {trajectory.task_id!r}: {name} does not match its {end - start} tokens"
+            )
+        values[start:end] = getattr(turn, name)
+    return values
+
+
+def _pad(rows: list[npt.NDArray[np.float32] | None], shape: tuple[int, int]) -> Tensor | None:
+    if any(row is None for row in rows):
+        return None
+    padded = np.zeros(shape, np.float32)
+    for at, row in enumerate(rows):
+        assert row is not None
+        padded[at, : len(row)] = row
+    return torch.from_numpy(padded)
+
+
+def _blocks(groups: Sequence[Sequence[Example]]) -> tuple[tuple[int, int, int], ...]:
+    blocks, start = [], 0
+    for group in groups:
+        stop = start + sum(len(example.rows) for example in group)
+        blocks.append((start, stop, max(example.length for example in group)))
+        start = stop
+    return tuple(blocks)

@@ -1,0 +1,160 @@
+"""Preference pairs from expert and sampled trajectories, and their scores under a frozen reference model."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from agentgym_tlm.batch import Example, TokenLogprobs, collate, untrainable_reason
+from agentgym_tlm.errors import ConfigError, TrajectoryError
+from agentgym_tlm.trajectory import FinishReason, StopReason, Trajectory, Turn, read_trajectories, write_trajectories
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pair:
+    """Two trajectories of the same task, the first preferred to the second."""
+
+    chosen: Trajectory
+    rejected: Trajectory
+
+
+def build_pairs(
+    expert: Iterable[Trajectory], sampled: Iterable[Trajectory], *, max_pairs_per_task: int | None = None
+) -> tuple[list[Pair], Counter[str]]:
+    """Pair every sampled failure with the expert's first win on the same task, in the order of ``sampled``.
+
+    The counter says how many sampled trajectories were left out and why: ``won``, ``env_error``, ``aborted``,
+    ``empty_turn`` (no response text), ``no_tokens``, ``nothing_trainable``, ``no_expert`` (the expert has no usable win
+    there) and ``over_task_limit``. Source: tlm-DRE (arXiv 2609.16760), which follows ETO (arXiv 2403.02502).
+    """
+    chosen: dict[tuple[str, str], Trajectory] = {}
+    for trajectory in expert:
+        if trajectory.won and untrainable_reason(trajectory) is None:
+            chosen.setdefault((trajectory.env_id, trajectory.task_id), trajectory)
+    pairs: list[Pair] = []
+    dropped: Counter[str] = Counter()
+    per_task: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for trajectory in sampled:
+        task = (trajectory.env_id, trajectory.task_id)
+        reason = _not_a_failure(trajectory)
+        if reason is None and task not in chosen:
+            reason = "no_expert"
+        if reason is None and max_pairs_per_task is not None and per_task[task] >= max_pairs_per_task:
+            reason = "over_task_limit"
+        if reason is not None:
+            dropped[reason] += 1
+            continue
+        per_task[task] += 1
+        pairs.append(Pair(chosen[task], trajectory))
+    return pairs, dropped
+
+
+def _not_a_failure(trajectory: Trajectory) -> str | None:
+    """Why a sampled trajectory cannot be the rejected one of a pair."""
+    if trajectory.won:
+        return "won"
+    if trajectory.stop_reason is StopReason.ABORTED:
+        return "aborted"
+    if any(not turn.response.strip() for turn in trajectory.turns):
+        return "empty_turn"
+    return untrainable_reason(trajectory)
+
+
+@torch.no_grad()
+def score_reference(
+    model: nn.Module, trajectories: Sequence[Trajectory], *, batch_size: int = 16, include_end_of_turn: bool = True
+) -> list[Trajectory]:
+    """Copies of ``trajectories`` whose trainable turns carry ``ref_logprobs`` and ``confidence`` under ``model``.
+
+    One forward per trajectory, those of similar length together; a trajectory that occurs several times is scored once
+    and its copy shared. Raises TrajectoryError for trajectories that cannot be trained on.
+    """
+    unique = list({id(trajectory): trajectory for trajectory in trajectories}.values())
+    examples = [Example.from_trajectory(trajectory) for trajectory in unique]
+    scored: dict[int, Trajectory] = {}
+    training = model.training
+    model.eval()
+    module = TokenLogprobs(model)
+    device = next(model.parameters()).device
+    order = sorted(range(len(unique)), key=lambda i: examples[i].length)
+    for start in range(0, len(order), batch_size):
+        members = order[start : start + batch_size]
+        batch = collate([examples[i] for i in members])
+        logprobs = module(batch.input_ids.to(device), batch.loss_mask.to(device), batch.groups).float().cpu()
+        sizes = [examples[i].loss_tokens for i in members]
+        for i, values in zip(members, logprobs.split(sizes), strict=True):
+            scored[id(unique[i])] = _with_scores(unique[i], values.tolist(), include_end_of_turn)
+    model.train(training)
+    return [scored[id(trajectory)] for trajectory in trajectories]
+
+
+def score_pairs(
+    model: nn.Module, pairs: Sequence[Pair], *, batch_size: int = 16, include_end_of_turn: bool = True
+) -> list[Pair]:
+    """:func:`score_reference` on both sides of every pair."""
+    both = [trajectory for pair in pairs for trajectory in (pair.chosen, pair.rejected)]
+    scored = score_reference(model, both, batch_size=batch_size, include_end_of_turn=include_end_of_turn)
+    return [Pair(chosen, rejected) for chosen, rejected in zip(scored[::2], scored[1::2], strict=True)]
+
+
+def turn_confidence(turn: Turn, *, include_end_of_turn: bool = True) -> float:
+    """p = exp(mean log π_ref(token)) over the turn's tokens, in (0, 1] (tlm-DRE Eq. 9).
+
+    The paper leaves open whether the end-of-turn token counts. Raises TrajectoryError for an unscored turn.
+    """
+    if turn.ref_logprobs is None:
+        raise TrajectoryError("turn without ref_logprobs: score its trajectory with score_reference first")
+    values = turn.ref_logprobs
+    if not include_end_of_turn and turn.finish_reason is FinishReason.STOP and len(values) > 1:
+        values = values[:-1]
+    return math.exp(math.fsum(values) / len(values))
+
+
+def is_scored(trajectory: Trajectory) -> bool:
+    """True when every trainable turn carries its reference log-probs."""
+    return all(turn.ref_logprobs is not None for turn in trajectory.turns if turn.trainable)
+
+
+def write_pairs(folder: Path, pairs: Sequence[Pair]) -> None:
+    """Write ``chosen.jsonl`` and ``rejected.jsonl``, line by line a pair, as one atomic step.
+
+    Raises ConfigError when ``folder`` is there already: pairs belong to one run and are never overwritten.
+    """
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already: read its pairs, or choose a new output_dir")
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    write_trajectories(partial / "chosen.jsonl", (pair.chosen for pair in pairs))
+    write_trajectories(partial / "rejected.jsonl", (pair.rejected for pair in pairs))
+    partial.rename(folder)
+
+
+def read_pairs(folder: Path) -> list[Pair]:
+    """Read what :func:`write_pairs` wrote; pairs that shared their chosen trajectory no longer share the object."""
+    chosen, rejected = (list(read_trajectories(folder / f"{side}.jsonl")) for side in ("chosen", "rejected"))
+    return [Pair(a, b) for a, b in zip(chosen, rejected, strict=True)]
+
+
+def _with_scores(trajectory: Trajectory, logprobs: list[float], include_end_of_turn: bool) -> Trajectory:
+    """Copy with the flat log-probs (sequence by sequence, in token order) handed out to the trainable turns."""
+    scored = copy.copy(trajectory)
+    scored.turns = [copy.copy(turn) for turn in trajectory.turns]
+    at = 0
+    for turn in sorted((t for t in scored.turns if t.trainable), key=lambda t: (t.sequence, t.span)):
+        assert turn.span is not None
+        size = turn.span[1] - turn.span[0]
+        if size == 0:
+            continue
+        turn.ref_logprobs = logprobs[at : at + size]
+        turn.confidence = turn_confidence(turn, include_end_of_turn=include_end_of_turn)
+        at += size
+    assert at == len(logprobs)
+    return scored

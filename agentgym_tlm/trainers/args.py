@@ -1,0 +1,79 @@
+"""What every trainer can be told; names follow TRL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraArguments:
+    """Low-rank adapters through peft (extra ``lora``); the model without its adapter stays what it was."""
+
+    r: int = 16
+    """Rank."""
+    lora_alpha: int = 32
+    """Scale of the update, divided by the rank."""
+    lora_dropout: float = 0.0
+    """Dropout on the adapter's input."""
+    target_modules: str = "all-linear"
+    """Module names, separated by commas, or ``all-linear``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingArguments:
+    """Options of the training loop; every algorithm adds its own.
+
+    An update learns from ``per_device_train_batch_size`` x ``gradient_accumulation_steps`` x processes examples.
+    """
+
+    output_dir: str = "run"
+    """Run folder: metrics, checkpoints, collected data, the trained policy."""
+    learning_rate: float = 1e-5
+    """Peak learning rate of AdamW."""
+    per_device_train_batch_size: int = 8
+    """Examples (trajectories or pairs) per forward pass and process."""
+    gradient_accumulation_steps: int = 1
+    """Forward passes per update and process."""
+    num_train_epochs: float = 1.0
+    """Passes over the data."""
+    max_steps: int = -1
+    """Updates per iteration; overrides ``num_train_epochs`` when positive."""
+    lr_scheduler_type: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "cosine"
+    """Shape of the learning rate after the warm-up."""
+    warmup_ratio: float = 0.03
+    """Share of the updates over which the learning rate rises from 0 (all shapes but ``constant``)."""
+    weight_decay: float = 0.0
+    """AdamW decay of matrices; biases and norms are never decayed."""
+    adam_beta1: float = 0.9
+    """AdamW first-moment decay."""
+    adam_beta2: float = 0.999
+    """AdamW second-moment decay."""
+    adam_epsilon: float = 1e-8
+    """AdamW epsilon."""
+    max_grad_norm: float = 1.0
+    """Gradients are clipped to this norm."""
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    """Autocast precision; weights and optimizer stay as loaded."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    lora: LoraArguments | None = None
+    """Train adapters instead of all weights."""
+    seed: int = 0
+    """Seed of data order, dropout and sampling."""
+    logging_steps: int = 10
+    """Updates between two lines of ``metrics.jsonl``."""
+    save_steps: int | None = 500
+    """Updates between two checkpoints, one more at the end; None: no checkpoints."""
+    save_total_limit: int | None = 2
+    """Newest checkpoints to keep; None: all."""
+    eval_steps: int | None = None
+    """Updates between two evaluations; None: none while training."""
+    report_to: tuple[str, ...] = ()
+    """Accelerate trackers: tensorboard, wandb, trackio, ..."""
+
+
+RUN_INDEPENDENT = frozenset(
+    {"output_dir", "logging_steps", "save_steps", "save_total_limit", "eval_steps", "report_to"}
+)
+"""Options that a resumed run may change, because they do not change what is learnt."""

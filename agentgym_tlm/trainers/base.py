@@ -1,0 +1,354 @@
+"""The one training loop: every algorithm is a way to collect examples and a loss over :class:`TurnBatch`.
+
+Gradients are those of the mean over all units (tokens, pairs) of an update, whatever the split into micro-batches and
+processes: each micro-batch's mean loss is weighted by its share of the update's units. A run is resumed exactly:
+weights, optimizer, schedule, random states and the position in the data are in every checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import set_seed
+from torch import Tensor
+from transformers import PreTrainedModel, get_scheduler
+
+from agentgym_tlm.batch import Example, TokenLogprobs, TurnBatch, collate
+from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.errors import CheckpointError, ConfigError, DependencyError, TrainingError
+from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.trainers.args import RUN_INDEPENDENT, LoraArguments, TrainingArguments
+from agentgym_tlm.trainers.checkpoint import (
+    TrainerState,
+    latest_checkpoint,
+    preserved_rng,
+    read_checkpoint,
+    save_checkpoint,
+)
+from agentgym_tlm.trainers.collect import claim
+from agentgym_tlm.trainers.data import BatchPlan
+
+Item = tuple[Example, ...]
+"""What is never split over batches: one trajectory, or a chosen and a rejected one."""
+Metrics = dict[str, Tensor]
+ArgsT = TypeVar("ArgsT", bound=TrainingArguments)
+
+
+class Trainer(ABC, Generic[ArgsT]):
+    """Improves a policy on environments.
+
+    ``evaluate`` plays the policy on held-out tasks and returns numbers to log; it runs on the main process, every
+    ``eval_steps`` updates and when :meth:`evaluate` is called. ``on_log`` gets every line of ``metrics.jsonl``.
+    """
+
+    def __init__(
+        self,
+        policy: LanguageModelPolicy,
+        envs: EnvArgs,
+        args: ArgsT,
+        *,
+        evaluate: Callable[[LanguageModelPolicy], Mapping[str, float]] | None = None,
+        on_log: Callable[[Mapping[str, float]], None] | None = None,
+    ) -> None:
+        self.policy = policy
+        self.envs = envs
+        self.args = args
+        self.output_dir = Path(args.output_dir)
+        self.state = TrainerState()
+        self.total_steps = 0  # updates of the current iteration
+        self._evaluate = evaluate
+        self._on_log = on_log
+        self._resume_from: Path | None = None
+        AcceleratorState._reset_state()  # an earlier trainer of this process may have used another precision
+        self.accelerator = Accelerator(
+            mixed_precision=args.mixed_precision,
+            log_with=list(args.report_to) or None,
+            project_dir=self.output_dir,
+            step_scheduler_with_optimizer=False,
+        )
+        set_seed(args.seed)
+        model: Any = policy.model
+        if not isinstance(model, PreTrainedModel):
+            model = model.merge_and_unload()  # adapters of an earlier stage become part of the weights
+        policy.model = model if args.lora is None else _with_lora(model, args.lora)
+        if args.gradient_checkpointing:
+            policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    @abstractmethod
+    def train(self) -> None:
+        """Collect data, learn from it, and repeat as often as the algorithm says. Continues after :meth:`resume`."""
+
+    @abstractmethod
+    def loss(self, logprobs: Tensor, batch: TurnBatch) -> tuple[Tensor, Metrics]:
+        """Mean loss over the batch's units and metrics that are means over them; ``logprobs`` is [N]."""
+
+    @abstractmethod
+    def units(self, item: Item) -> int:
+        """How much one item weighs in the mean that :meth:`loss` takes."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Play on held-out tasks, log and return the result. Raises ConfigError when no evaluation was given."""
+        if self._evaluate is None:
+            raise ConfigError("this trainer was made without an evaluation: pass evaluate=...")
+        results: dict[str, float] = {}
+        if self.accelerator.is_main_process:
+            self.policy.weights_changed()
+            self.policy.model.eval()
+            with preserved_rng():
+                results = dict(self._evaluate(self.policy))
+            self.log({f"eval_{name}": value for name, value in results.items()})
+        self.accelerator.wait_for_everyone()
+        return results
+
+    def save(self) -> Path:
+        """Write the policy to ``<output_dir>/policy`` and return that path.
+
+        Adapters are merged into its weights there, and written by themselves to ``<output_dir>/adapter``.
+        """
+        path = self.output_dir / "policy"
+        if self.accelerator.is_main_process:
+            trained: Any = self.policy.model
+            if self.args.lora is not None:
+                trained.save_pretrained(self.output_dir / "adapter")
+                self.policy.model = copy.deepcopy(trained).merge_and_unload()
+            self.policy.save(path)
+            self.policy.model = trained
+        self.accelerator.wait_for_everyone()
+        return path
+
+    def resume(self, checkpoint: str | Path | None = None) -> None:
+        """Let :meth:`train` continue from a checkpoint, by default the newest of the run folder.
+
+        Raises CheckpointError when there is none or when it belongs to a run with other options.
+        """
+        path = latest_checkpoint(self.output_dir) if checkpoint is None else Path(checkpoint)
+        if path is None:
+            raise CheckpointError(f"no complete checkpoint in {self.output_dir}: start the run without resuming")
+        self.state, _ = read_checkpoint(path, self._run())
+        self._resume_from = path
+        if self.accelerator.is_main_process:
+            _cut_metrics(self.output_dir / "metrics.jsonl", self.state.step)
+
+    def claim_folder(self, name: str) -> Path:
+        """Folder of the run for collected data. Raises CheckpointError if it holds that of other options or weights."""
+        folder = self.output_dir / name
+        if self.accelerator.is_main_process:
+            claim(folder, {**self._run(), "weights": weights_fingerprint(self.policy.model)})
+        self.accelerator.wait_for_everyone()
+        return folder
+
+    def fit(self, items: Sequence[Item]) -> None:
+        """Learn from ``items`` for the epochs or steps of the arguments, from where a resumed run stood."""
+        args, accelerator, state = self.args, self.accelerator, self.state
+        plan = BatchPlan(
+            lengths=[max(example.length for example in item) for item in items],
+            seed=args.seed + state.iteration,
+            micro_batch_size=args.per_device_train_batch_size,
+            gradient_accumulation_steps=args.gradient_accumulation_steps,
+            num_processes=accelerator.num_processes,
+            process_index=accelerator.process_index,
+        )
+        self.total_steps = (
+            args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * plan.updates_per_epoch)
+        )
+        self._prepare(fingerprint(items))
+        self._module.train()
+        window: defaultdict[str, Tensor | float] = defaultdict(float)
+        units = [self.units(item) for item in items]
+        while state.fit_step < self.total_steps:
+            started = time.perf_counter()
+            members, micro_batches = plan.update(state.fit_step)
+            total = sum(units[i] for i in members)
+            for number, indices in enumerate(micro_batches):
+                last = number == len(micro_batches) - 1
+                with nullcontext() if last else accelerator.no_sync(self._module):
+                    batch = collate(*zip(*[items[i] for i in indices or members[:1]], strict=True))
+                    share = sum(units[i] for i in indices) / total
+                    self._backward(batch.to(accelerator.device), share, window)
+            window["grad_norm"] += accelerator.clip_grad_norm_(self._module.parameters(), args.max_grad_norm)
+            window["learning_rate"] += self._scheduler.get_last_lr()[0]
+            self._optimizer.step()
+            if not self._optimizer.step_was_skipped:
+                self._scheduler.step()
+            self._optimizer.zero_grad()
+            state.step += 1
+            state.fit_step += 1
+            state.tokens += (tokens := sum(len(row.input_ids) for i in members for e in items[i] for row in e.rows))
+            window["tokens"] += tokens
+            window["updates"] += 1
+            window["seconds"] += time.perf_counter() - started
+            self._after_update(window, plan.updates_per_epoch)
+        self.policy.weights_changed()
+        self.policy.model.eval()
+
+    def _prepare(self, data: str) -> None:
+        """Wrap model and optimizer for the iteration, and load the checkpoint of a resumed run."""
+        args, accelerator = self.args, self.accelerator
+        accelerator.free_memory()
+        module = TokenLogprobs(self.policy.model)
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": args.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=args.learning_rate,
+            betas=(args.adam_beta1, args.adam_beta2),
+            eps=args.adam_epsilon,
+            fused=accelerator.device.type in ("cpu", "cuda"),
+        )
+        self._module, self._optimizer = accelerator.prepare(module, optimizer)
+        self._scheduler = get_scheduler(
+            args.lr_scheduler_type,
+            self._optimizer,
+            num_warmup_steps=math.ceil(args.warmup_ratio * self.total_steps),
+            num_training_steps=self.total_steps,
+        )
+        if self._resume_from is None:
+            self.state.data = data
+            self.state.fit_step = 0
+            set_seed(args.seed + self.state.iteration, device_specific=True)
+            accelerator.init_trackers("agentgym-tlm", config={"run": json.dumps(self._run())})
+            return
+        if self.state.data != data:
+            raise CheckpointError(f"{self._resume_from} was trained on other data than this run collected or was given")
+        _, scheduler = read_checkpoint(self._resume_from, self._run())
+        accelerator.load_state(str(self._resume_from))
+        self._scheduler.load_state_dict(scheduler)
+        self._resume_from = None
+
+    def _backward(self, batch: TurnBatch, share: float, window: defaultdict[str, Tensor | float]) -> None:
+        logprobs = self._module(batch.input_ids, batch.loss_mask, batch.groups)
+        loss, metrics = self.loss(logprobs, batch)
+        self.accelerator.backward(loss * (share * self.accelerator.num_processes))  # processes are averaged
+        for name, value in {"loss": loss.detach(), **metrics}.items():
+            window[f"mean/{name}"] += value * share
+
+    def _after_update(self, window: defaultdict[str, Tensor | float], updates_per_epoch: int) -> None:
+        args, state = self.args, self.state
+        done = state.fit_step == self.total_steps
+        if done or state.step % args.logging_steps == 0:
+            self._log_window(window, updates_per_epoch)
+            window.clear()
+        if args.save_steps is not None and (done or state.step % args.save_steps == 0):
+            save_checkpoint(
+                self.accelerator,
+                self.output_dir,
+                state,
+                self._run(),
+                self._scheduler.state_dict(),
+                args.save_total_limit,
+            )
+        if args.eval_steps is not None and state.step % args.eval_steps == 0 and not done:
+            self.evaluate()
+            self._module.train()
+
+    def _log_window(self, window: Mapping[str, Tensor | float], updates_per_epoch: int) -> None:
+        """Means over the updates since the last line; the only place where the loop waits for the device."""
+        device, updates = self.accelerator.device, float(window["updates"])
+        names = [name for name in window if name.startswith("mean/")]
+        means = torch.stack([torch.as_tensor(window[name], device=device, dtype=torch.float32) for name in names])
+        means = self.accelerator.reduce(means, "sum") / updates
+        metrics = {name.removeprefix("mean/"): value for name, value in zip(names, means.tolist(), strict=True)}
+        metrics["grad_norm"] = float(window["grad_norm"]) / updates
+        metrics["learning_rate"] = float(window["learning_rate"]) / updates
+        metrics["tokens_per_second"] = float(window["tokens"]) / float(window["seconds"])
+        metrics["tokens"] = self.state.tokens
+        metrics["epoch"] = self.state.fit_step / updates_per_epoch
+        metrics["total_steps"] = self.total_steps
+        self.log(metrics)
+        if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
+            raise TrainingError(
+                f"loss {metrics['loss']} and gradient norm {metrics['grad_norm']} at step {self.state.step}: "
+                "lower learning_rate, or use bf16 or no mixed precision"
+            )
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Append a line to ``metrics.jsonl`` and report it to the trackers."""
+        self.accelerator.log(dict(metrics), step=self.state.step)
+        if not self.accelerator.is_main_process:
+            return
+        record = {"step": self.state.step, "iteration": self.state.iteration, **metrics}
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        with (self.output_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        if self._on_log is not None:
+            self._on_log(record)
+
+    def _run(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to be resumed, as a flat dictionary."""
+        shapes = [(name, tuple(p.shape)) for name, p in self.policy.model.named_parameters()]
+        return {
+            "trainer": type(self).__name__,
+            "model": hashlib.sha256(repr(shapes).encode()).hexdigest()[:16],
+            "num_processes": self.accelerator.num_processes,
+            **{name: value for name, value in asdict(self.args).items() if name not in RUN_INDEPENDENT},
+        }
+
+
+def fingerprint(items: Sequence[Item]) -> str:
+    """Hash of everything in the examples that reaches a loss."""
+    digest = hashlib.sha256()
+    for example in (example for item in items for example in item):
+        digest.update(example.turn_weights.tobytes())
+        for row in example.rows:
+            for array in (row.input_ids, row.turn_ids, row.loss_mask, row.ref_logprobs, row.old_logprobs):
+                digest.update(b"-" if array is None else array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def weights_fingerprint(model: torch.nn.Module) -> str:
+    """Hash of a model's weights."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _with_lora(model: PreTrainedModel, lora: LoraArguments) -> Any:
+    """The model with fresh adapters, which are what is trained."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise DependencyError('LoRA needs peft: pip install "agentgym-tlm[lora]"') from error
+    targets: str | list[str] = (
+        lora.target_modules if lora.target_modules == "all-linear" else lora.target_modules.split(",")
+    )
+    config = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)
+
+
+def _cut_metrics(path: Path, step: int) -> None:
+    """Forget the lines behind ``step``: the resumed run writes them again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if not line.endswith("\n") or json.loads(line)["step"] > step:
+            break
+        kept.append(line)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text("".join(kept), encoding="utf-8")
+    partial.replace(path)

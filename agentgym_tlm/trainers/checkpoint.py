@@ -1,0 +1,138 @@
+"""Checkpoints that are either complete or absent, and what has to match before one is resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+
+from agentgym_tlm.errors import CheckpointError
+
+STATE_FILE = "trainer_state.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@dataclass
+class TrainerState:
+    """Where training stands.
+
+    ``fit_step`` counts the updates of the current iteration, ``step`` all of them; ``data`` is the fingerprint of what
+    the iteration is trained on.
+    """
+
+    iteration: int = 0
+    step: int = 0
+    fit_step: int = 0
+    tokens: int = 0
+    data: str = ""
+
+
+def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
+    """The newest complete checkpoint in a run folder, or None; what an interrupted save left behind is ignored."""
+    found = [
+        (int(match[1]), path)
+        for path in Path(folder).glob("checkpoint-*")
+        if (match := _NAME.fullmatch(path.name)) and (path / STATE_FILE).is_file()
+    ]
+    return max(found)[1] if found else None
+
+
+def save_checkpoint(
+    accelerator: Accelerator,
+    folder: Path,
+    state: TrainerState,
+    run: dict[str, Any],
+    scheduler: dict[str, Any],
+    limit: int | None,
+) -> Path:
+    """Write ``checkpoint-<step>`` by renaming a complete, synced folder; call on every process.
+
+    Weights, optimizer, gradient scaler and the random states of every process are Accelerate's; ``run`` identifies the
+    run (see :func:`read_checkpoint`). Afterwards only the newest ``limit`` checkpoints are kept.
+    """
+    final = folder / f"checkpoint-{state.step}"
+    partial = final.with_name(final.name + ".partial")
+    if accelerator.is_main_process:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    accelerator.wait_for_everyone()
+    accelerator.save_state(str(partial), safe_serialization=False)  # torch.save keeps tied weights tied
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        record = {"state": asdict(state), "scheduler": scheduler, "run": run}
+        (partial / STATE_FILE).write_text(json.dumps(record, indent=1), encoding="utf-8")
+        for path in [*partial.rglob("*"), partial]:
+            _sync(path)
+        if final.exists():
+            _remove(final)
+        partial.rename(final)
+        _sync(folder)
+        if limit is not None:
+            _prune(folder, limit)
+    accelerator.wait_for_everyone()
+    return final
+
+
+def read_checkpoint(path: str | os.PathLike[str], run: dict[str, Any]) -> tuple[TrainerState, dict[str, Any]]:
+    """State and scheduler state of a checkpoint of the same run.
+
+    Raises CheckpointError when it is missing or incomplete, or when an entry of ``run`` differs, naming the entries.
+    """
+    file = Path(path) / STATE_FILE
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        state, scheduler, saved = TrainerState(**record["state"]), record["scheduler"], record["run"]
+    except FileNotFoundError:
+        raise CheckpointError(f"no complete checkpoint at {path}: {STATE_FILE} is missing") from None
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from error
+    known = json.loads(json.dumps(run))
+    different = [name for name in sorted(saved.keys() | known.keys()) if saved.get(name) != known.get(name)]
+    if different:
+        changes = ", ".join(f"{name}: {saved.get(name)!r} -> {known.get(name)!r}" for name in different)
+        raise CheckpointError(f"{path} belongs to a different run ({changes}); use its options or a new output_dir")
+    return state, scheduler
+
+
+@contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Whatever happens inside leaves the random states of training (python, numpy, torch, CUDA) as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def _prune(folder: Path, limit: int) -> None:
+    steps = sorted(int(match[1]) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name)))
+    for step in steps[: max(0, len(steps) - limit)]:
+        _remove(folder / f"checkpoint-{step}")
+
+
+def _remove(checkpoint: Path) -> None:
+    doomed = checkpoint.with_name(checkpoint.name + ".partial")  # a half-removed folder must not look complete
+    shutil.rmtree(doomed, ignore_errors=True)
+    checkpoint.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

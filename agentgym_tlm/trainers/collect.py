@@ -1,0 +1,105 @@
+"""How trainers collect data: expert play and samples of the policy, shared among processes and resumable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.envs.base import TextEnv
+from agentgym_tlm.errors import CheckpointError, ConfigError
+from agentgym_tlm.policies.base import Policy
+from agentgym_tlm.policies.expert import ExpertPolicy
+from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.rollout import rollout
+from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajectories
+
+
+def training_tasks(envs: EnvArgs, split: str = "train", limit: int | None = None) -> list[str]:
+    """The first ``limit`` task ids of a split's manifest."""
+    env = gym.make(envs.env, disable_env_checker=True, **envs.kwargs(split))
+    unwrapped = env.unwrapped
+    if not isinstance(unwrapped, TextEnv):
+        raise ConfigError(f"{envs.env} is not a text environment of this package: it has no manifest of tasks")
+    tasks = list(unwrapped.manifest)
+    env.close()
+    return tasks[:limit]
+
+
+def play(
+    accelerator: Accelerator,
+    policy: Policy,
+    envs: EnvArgs,
+    tasks: Sequence[str],
+    path: Path,
+    *,
+    split: str = "train",
+    samples_per_task: int = 1,
+    seed: int = 0,
+    n_slots: int = 32,
+) -> list[Trajectory]:
+    """Play ``tasks``, each process its share, logged to ``path``; every process gets all trajectories, in task order.
+
+    Episodes that an interrupted call with the same arguments logged are not played again.
+    """
+    rank, world = accelerator.process_index, accelerator.num_processes
+    log = path if world == 1 else path.with_name(f"{path.stem}.{rank}-of-{world}{path.suffix}")
+    earlier = list(read_trajectories(log)) if log.exists() else []
+    with TrajectoryWriter(log) as writer:
+        mine = rollout(
+            policy,
+            envs.env,
+            tasks[rank::world],
+            split=split,
+            n_slots=n_slots,
+            env_kwargs=envs.options,
+            samples_per_task=samples_per_task,
+            seed=seed,
+            writer=writer,
+            resume=earlier,
+        )
+    if world == 1:
+        return mine
+    position = {task: i for i, task in enumerate(tasks)}
+    return sorted(gather_object(mine), key=lambda t: (position[t.task_id], t.sample))
+
+
+def expert_play(
+    accelerator: Accelerator, policy: LanguageModelPolicy, envs: EnvArgs, tasks: Sequence[str], path: Path, *, seed: int
+) -> list[Trajectory]:
+    """The expert's wins on ``tasks``, encoded with the policy's renderer."""
+    expert = ExpertPolicy(format=policy.format)
+    played = play(accelerator, expert, envs, tasks, path, seed=seed)
+    return [policy.renderer.encode_trajectory(trajectory) for trajectory in played if trajectory.won]
+
+
+@contextmanager
+def sampling_at(policy: LanguageModelPolicy, temperature: float) -> Iterator[None]:
+    """The policy samples at ``temperature`` inside, at its own afterwards."""
+    before = policy.temperature
+    policy.temperature = temperature
+    try:
+        yield
+    finally:
+        policy.temperature = before
+
+
+def claim(folder: Path, origin: dict[str, Any]) -> None:
+    """Mark ``folder`` as holding data of ``origin``. Raises CheckpointError when it holds another origin's."""
+    file = folder / "origin.json"
+    record = json.dumps(origin, indent=1)
+    if file.exists():
+        if file.read_text(encoding="utf-8") != record:
+            raise CheckpointError(f"{folder} holds data that was collected with other options or another policy")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(record, encoding="utf-8")
+    partial.replace(file)

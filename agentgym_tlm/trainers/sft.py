@@ -1,0 +1,64 @@
+"""Supervised fine-tuning on expert trajectories (behaviour cloning, as in ETO, arXiv 2403.02502, Eq. 3-5).
+
+    L = - (1 / N) Σ_i Σ_j log π_θ(y_ij | h_i, y_i<j)
+
+over the N tokens y_ij that the expert produced in all turns i of all trajectories of an update, end-of-turn tokens
+included; h_i is everything before turn i. Deviations:
+
+1. Turns marked ``trainable=False`` (injected mistakes) are context, never targets.
+2. N counts the tokens of the whole update, over micro-batches and processes, so that long trajectories weigh more than
+   short ones in the same way whatever the batch is split into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from agentgym_tlm.batch import Example, TurnBatch
+from agentgym_tlm.trainers.args import TrainingArguments
+from agentgym_tlm.trainers.base import Item, Metrics, Trainer
+from agentgym_tlm.trainers.collect import expert_play, training_tasks
+from agentgym_tlm.trajectory import Trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTArguments(TrainingArguments):
+    """Options of SFT; the defaults are the paper's for 7B models (three epochs, 1e-5, cosine, 3% warm-up)."""
+
+    learning_rate: float = 1e-5
+    """Peak learning rate of AdamW; models trained from scratch need one near 1e-3."""
+    num_train_epochs: float = 3.0
+    """Passes over the trajectories."""
+    num_tasks: int | None = None
+    """Training tasks that the expert plays, from the front of the manifest; None: all."""
+
+
+def sft_loss(logprobs: Tensor, batch: TurnBatch) -> Tensor:
+    """Mean negative log-likelihood of the tokens of the loss; ``logprobs`` is [N]. 0 when there is none."""
+    del batch
+    return -logprobs.sum() / max(1, logprobs.numel())
+
+
+class SFTTrainer(Trainer[SFTArguments]):
+    """Imitates expert trajectories."""
+
+    def train(self) -> None:
+        """Let the environment's expert play the training tasks, and imitate its wins."""
+        folder = self.claim_folder("expert")
+        tasks = training_tasks(self.envs, limit=self.args.num_tasks)
+        path = folder / "expert.jsonl"
+        self.train_trajectories(expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=self.args.seed))
+
+    def train_trajectories(self, trajectories: Sequence[Trajectory]) -> None:
+        """Learn from the given expert trajectories. Raises TrajectoryError if one of them cannot be trained on."""
+        self.fit([(Example.from_trajectory(trajectory),) for trajectory in trajectories])
+
+    def loss(self, logprobs: Tensor, batch: TurnBatch) -> tuple[Tensor, Metrics]:
+        return sft_loss(logprobs, batch), {}
+
+    def units(self, item: Item) -> int:
+        """Tokens of the loss."""
+        return sum(example.loss_tokens for example in item)
