@@ -154,7 +154,7 @@ class World:
 
     @cached_property
     def can_contain(self) -> frozenset[tuple[str, ...]]:
-        """Which (receptacle type, object type) may be put together; half of a problem's facts, so parsed when needed."""
+        """Which (receptacle type, object type) go together; parsed when needed: it is half of a problem's facts."""
         return frozenset(tuple(pair.split()) for pair in self.containment)
 
     @cached_property
