@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -105,5 +105,26 @@ def rollout_progress(
             if counts.episodes:
                 status.append(f"{counts.wins / counts.episodes:.0%} won")
             bar.update(counts.episodes, ", ".join(status), total=counts.total)
+
+        yield report
+
+
+@contextmanager
+def training_progress(
+    label: str, *, console: Console | None = None, interval: float = 10.0
+) -> Iterator[Callable[[Mapping[str, float]], None]]:
+    """The ``on_log`` callback of a trainer: updates and tokens per second, and the loss."""
+    with progress_bar(label, "updates", console=console, interval=interval) as bar:
+        iteration = first = last = 0
+
+        def report(line: Mapping[str, float]) -> None:
+            nonlocal iteration, first, last
+            if "loss" not in line:
+                return
+            if line["iteration"] != iteration:
+                iteration, first = int(line["iteration"]), last
+            last = int(line["step"])
+            status = f"{_rate(line['tokens_per_second'])} tokens/s, loss {line['loss']:.4g}"
+            bar.update(last, status, total=first + int(line["total_steps"]))
 
         yield report
