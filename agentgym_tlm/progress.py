@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class ProgressBar:
-    """Progress of one piece of work; :func:`progress_bar` opens it."""
+    """Progress of one piece of work, shown from its first update on; :func:`progress_bar` opens it."""
 
     def __init__(self, label: str, unit: str, total: int | None, console: Console, interval: float) -> None:
         self._label = label
         self._unit = unit
         self._total = total
-        self._done = 0
+        self._done: int | None = None
         self._status = ""
         self._console = console
         self._interval = interval
@@ -38,7 +38,6 @@ class ProgressBar:
                 expand=True,
             )
             self._task = self._live.add_task(label, total=total, status="")
-            self._live.start()
 
     @property
     def elapsed(self) -> float:
@@ -49,8 +48,9 @@ class ProgressBar:
         """Report how much is done so far, with a few words on how it goes."""
         self._done = done
         self._total = self._total if total is None else total
-        self._status = ", ".join(filter(None, [f"{_rate(done / self.elapsed)} {self._unit}/s", status]))
+        self._status = status
         if self._live is not None:
+            self._live.start()
             self._live.update(self._task, completed=done, total=self._total, status=self._status)
         elif time.monotonic() - self._printed >= self._interval:
             self._print()
@@ -59,16 +59,14 @@ class ProgressBar:
         """Leave the last state standing."""
         if self._live is not None:
             self._live.stop()
-        else:
+        elif self._done is not None:
             self._print()
 
     def _print(self) -> None:
         self._printed = time.monotonic()
         done = f"{self._done}" if self._total is None else f"{self._done}/{self._total}"
-        line = f"{self._label}: {done} {self._unit}"
-        if self._status:
-            line += f", {self._status}"
-        print(f"{line}, {self.elapsed:.0f} s", file=self._console.file, flush=True)
+        parts = [f"{self._label}: {done} {self._unit}", self._status, f"{self.elapsed:.0f} s"]
+        print(", ".join(filter(None, parts)), file=self._console.file, flush=True)
 
 
 def _rate(value: float) -> str:
@@ -99,7 +97,7 @@ def rollout_progress(
     with progress_bar(label, "episodes", console=console, interval=interval) as bar:
 
         def report(counts: RolloutProgress) -> None:
-            status = []
+            status = [f"{_rate(counts.episodes / bar.elapsed)} episodes/s"]
             if counts.tokens:
                 status.append(f"{_rate(counts.tokens / bar.elapsed)} tokens/s")
             if counts.episodes:
@@ -113,7 +111,7 @@ def rollout_progress(
 def training_progress(
     label: str, *, console: Console | None = None, interval: float = 10.0
 ) -> Iterator[Callable[[Mapping[str, float]], None]]:
-    """The ``on_log`` callback of a trainer: updates and tokens per second, and the loss."""
+    """The ``on_log`` callback of a trainer: updates so far, tokens per second, and the loss."""
     with progress_bar(label, "updates", console=console, interval=interval) as bar:
         iteration = first = last = 0
 
