@@ -31,7 +31,7 @@ PLACE_HELP = {
     "move": "  move (object) to (receptacle):  place an object in or on a receptacle\n",
     "put": "  put (object) in/on (receptacle):  place an object in or on a receptacle\n",
 }
-_HELP = """
+_HELP = """\
 Available commands:
   look:                             look around your current location
   inventory:                        check your current inventory
@@ -103,8 +103,14 @@ class NativeEngine:
     @property
     def goal_fraction(self) -> float:
         """Share of the goal's conditions that hold now: see :meth:`World.goal_fraction`."""
-        treated = self._states.get(_TREATED.get(self.world.goal.task_type, ""), ())
-        return self.world.goal_fraction(self._contents, treated, self._states["istoggled"], self._held, self._location)
+        treated = self.world.goal.treated
+        return self.world.goal_fraction(
+            self._contents,
+            self._states[treated] if treated else (),
+            self._states["istoggled"],
+            self._held,
+            self._location,
+        )
 
     def clone(self) -> NativeEngine:
         """Independent copy of the running game; the static world is shared."""
@@ -292,11 +298,6 @@ class NativeEngine:
 
 
 _STATES = ("isclean", "ishot", "iscool", "issliced", "istoggled")
-_TREATED = {
-    "pick_clean_then_place_in_recep": "isclean",
-    "pick_heat_then_place_in_recep": "ishot",
-    "pick_cool_then_place_in_recep": "iscool",
-}
 _TREATMENTS = (
     ("clean", "cleanable", NativeEngine._clean),
     ("heat", "heatable", NativeEngine._heat),

@@ -68,6 +68,11 @@ class Goal:
     object_type: str
     target_type: str  # of the receptacle; of the lamp for look_at_obj_in_light
 
+    @property
+    def treated(self) -> str | None:
+        """The predicate that the object must come to have: isclean, ishot, iscool or none."""
+        return _TREATED[self.task_type][1] if self.task_type in _TREATED else None
+
 
 _TREATED = {
     "pick_clean_then_place_in_recep": ("cleanable", "isclean"),
