@@ -6,8 +6,8 @@ environment: the texts of ``reset`` and ``step`` are its only input.
 
 What :meth:`ReactFormat.parse` makes of what models really write:
 
-1. Everything from the first end-of-turn marker written out as text (``</s>``, ``<|im_end|>``, ...) on is ignored, and so
-   is everything up to the last ``</think>``.
+1. Everything from the first end-of-turn marker written out as text (``</s>``, ``<|im_end|>``, ...) on is ignored, and
+   so is everything up to the last ``</think>``.
 2. The action follows the first ``Action:`` tag that starts a line, else the first one inside a line. Case, a number
    (``Action 1:``) and Markdown around the tag do not matter. Of several actions the first one counts.
 3. The action is the rest of the tag's line; if that is empty, the next line that is not (code fences are skipped).
@@ -46,7 +46,7 @@ _LINE_TAG = re.compile(r"[\W_]{0,8}(thought|action|observation)\s{0,4}\d{0,4}[\s
 _INLINE_TAG = re.compile(r"\b(?:thought|action|observation)\s{0,4}\d{0,4}[*_`]{0,4}:", re.IGNORECASE)
 _INLINE_ACTION = re.compile(r"\baction\s{0,4}\d{0,4}[*_`]{0,4}:", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_WRAPPERS = (("**", "**"), ("`", "`"), ('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("*", "*"), ("_", "_"))
+_WRAPPERS = (("**", "**"), ("`", "`"), ('"', '"'), ("'", "'"), ("“", "”"), ("*", "*"), ("_", "_"))
 
 
 class ParsedResponse(NamedTuple):

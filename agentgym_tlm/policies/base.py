@@ -17,8 +17,8 @@ class Generation:
     """One response. ``token_ids`` (end-of-turn token included) and ``logprobs`` are None for a text-only policy.
 
     ``overflow`` is set, and nothing generated, when the context budget has no room for another response: the rollout
-    ends the episode as ``token_budget``. ``aborted`` is set when the policy gives the episode up (a person quits): it ends
-    as ``aborted``. ``trainable`` False marks a response that no trainer may imitate (an injected mistake).
+    ends the episode as ``token_budget``. ``aborted`` is set when the policy gives the episode up (a person quits): the
+    episode ends as ``aborted``. ``trainable`` False marks a response that no trainer may imitate (an injected mistake).
     """
 
     text: str

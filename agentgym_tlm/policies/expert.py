@@ -1,0 +1,58 @@
+"""The scripted expert of an environment as a policy: what supervised fine-tuning imitates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
+
+from agentgym_tlm.envs.base import Expert, TextEnv
+from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.policies.base import Conversation, Generation
+from agentgym_tlm.prompt import ReactFormat
+
+
+class ExpertPolicy:
+    """Plays with the environment class's own :meth:`TextEnv.expert`.
+
+    With probability ``noise`` a turn is a plausible mistake, marked as not trainable, from which the expert then
+    recovers: recovery is what plain expert play never shows.
+    """
+
+    version = "0"
+
+    def __init__(self, *, noise: float = 0.0, format: ReactFormat | None = None) -> None:
+        if not 0 <= noise < 1:
+            raise ConfigError(f"noise={noise} is a probability below 1")
+        self.noise = noise
+        self.format = format or ReactFormat(instructions="")
+        self.name = f"expert-noise{noise:g}" if noise else "expert"
+
+    def act(self, conversations: Sequence[Conversation]) -> list[Generation]:
+        """The expert's thought and action for each conversation."""
+        return [self._act(conversation) for conversation in conversations]
+
+    def end(self, conversation: Conversation) -> None:
+        """Forget the episode's expert."""
+        conversation.memory = None
+
+    def _act(self, conversation: Conversation) -> Generation:
+        if conversation.memory is None:
+            conversation.memory = _env_class(conversation.env_id).expert()
+        expert: Expert = conversation.memory
+        observation = conversation.observations[-1]
+        if self.noise and conversation.rng.random() < self.noise:
+            mistake = expert.mistake(observation, conversation.rng)
+            if mistake is not None:
+                return Generation(self.format.compose(*mistake), trainable=False)
+        return Generation(self.format.compose(*expert.act(observation)))
+
+
+def _env_class(env_id: str) -> type[TextEnv]:
+    """The class behind an environment id."""
+    entry_point = gym.spec(env_id).entry_point
+    creator: object = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    if not (isinstance(creator, type) and issubclass(creator, TextEnv)):
+        raise ConfigError(f"{env_id} is not an agentgym_tlm TextEnv, so that it has no expert")
+    return creator

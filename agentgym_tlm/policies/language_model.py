@@ -1,0 +1,388 @@
+"""Language-model policy: token-in, token-out, with a key/value cache that survives from turn to turn.
+
+A conversation's ids are appended to and never changed: each turn adds the new observation and the generation prompt,
+then exactly the ids that were sampled. Randomness comes from the conversation's own stream, one uniform number per
+token position, so that a response does not depend on which other conversations happen to share the batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.policies.base import Conversation, Generation
+from agentgym_tlm.policies.cache import Slot, SlotCache, cache_argument, check_cacheable
+from agentgym_tlm.policies.sampling import sample_tokens
+from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.renderer import Renderer
+from agentgym_tlm.trajectory import FinishReason
+
+SETTINGS_FILE = "agentgym_policy.json"
+
+_PREFILL_TOKENS = 16384  # most tokens, padding included, of one forward pass over prompts
+_SHRINK_AT = 0.75  # finished rows leave the decoding batch once this fraction of it remains
+
+
+@dataclass(eq=False)
+class _Row:
+    """One conversation's part of a batch."""
+
+    conversation: Conversation
+    ids: list[int]  # the conversation's sequence
+    uniforms: torch.Tensor
+    slot: Slot | None
+
+
+class LanguageModelPolicy:
+    """Plays with a transformers causal language model.
+
+    ``temperature`` 0 is greedy decoding. ``max_context`` bounds prompt and response together and defaults to what the
+    model was built for. ``kv_cache=False`` recomputes the history for every token: slow, for models whose attention the
+    slot cache does not support. ``name`` and ``version`` are recorded in every trajectory. Raises ConfigError for
+    options that contradict each other or the model, TemplateError for a chat template that is not append-only.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str = "",
+        version: str = "0",
+        format: ReactFormat | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        max_new_tokens: int = 128,
+        max_context: int | None = None,
+        kv_cache: bool = True,
+    ) -> None:
+        limit = getattr(model.config, "max_position_embeddings", None)
+        if max_context is None:
+            max_context = limit or 4096
+        if limit is not None and max_context > limit:
+            raise ConfigError(f"max_context={max_context} is more than the {limit} positions of the model")
+        if not 0 < max_new_tokens < max_context:
+            raise ConfigError(f"max_new_tokens={max_new_tokens} must be in 1..{max_context - 1} (max_context - 1)")
+        if temperature < 0:
+            raise ConfigError(f"temperature={temperature} must not be negative; 0 is greedy decoding")
+        if not 0 < top_p <= 1:
+            raise ConfigError(f"top_p={top_p} must be in (0, 1]")
+        if kv_cache:
+            check_cacheable(model, max_context)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name or Path(model.config.name_or_path or model.config.model_type).name
+        self.version = version
+        self.format = format or ReactFormat()
+        self.renderer = Renderer(tokenizer, self.format)
+        self.temperature = temperature
+        self.top_p = top_p
+        self.max_new_tokens = max_new_tokens
+        self.max_context = max_context
+        self.kv_cache = kv_cache
+        self.stop_ids = _stop_ids(model, tokenizer, self.renderer)
+        self._cache_argument = cache_argument(model)
+        self._cache: SlotCache | None = None
+        self._weights_seen = self._weights_counter()
+
+    @classmethod
+    def load(
+        cls,
+        name_or_path: str | os.PathLike[str],
+        *,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | str = "auto",
+        **options: Any,
+    ) -> LanguageModelPolicy:
+        """Load a hub id or a folder, one written by :meth:`save` included.
+
+        ``options`` are those of the constructor; they win over what :meth:`save` recorded. ``device`` defaults to the
+        accelerator if there is one.
+        """
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, attn_implementation="sdpa")
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+        settings_path = Path(name_or_path) / SETTINGS_FILE
+        settings: dict[str, Any] = json.loads(settings_path.read_text()) if settings_path.is_file() else {}
+        if "format" in settings:
+            settings["format"] = ReactFormat(**settings["format"])
+        return cls(model.to(device), tokenizer, **{**settings, **options})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write model, tokenizer and settings to a folder that :meth:`load` reads."""
+        path = Path(path)
+        self.model.save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
+        settings = {
+            "name": self.name,
+            "version": self.version,
+            "format": {"instructions": self.format.instructions},
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "max_new_tokens": self.max_new_tokens,
+            "max_context": self.max_context,
+            "kv_cache": self.kv_cache,
+        }
+        (path / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    def weights_changed(self, version: str | None = None) -> None:
+        """The model was updated: forget everything cached, and take ``version`` (default: the next number)."""
+        self._cache = None
+        self._weights_seen = self._weights_counter()
+        self.version = version if version is not None else _next_version(self.version)
+
+    def _weights_counter(self) -> int:
+        return sum(parameter._version for parameter in self.model.parameters())
+
+    def end(self, conversation: Conversation) -> None:
+        """Free the conversation's cache slot."""
+        slot = conversation.memory
+        if isinstance(slot, Slot) and slot.cache is self._cache:
+            slot.cache.free(slot)
+        conversation.memory = None
+
+    @torch.inference_mode()
+    def act(self, conversations: Sequence[Conversation]) -> list[Generation]:
+        """Sample one response per conversation, and append its ids to the conversation.
+
+        A conversation without room for another ``max_new_tokens`` is left as it is and answered with ``overflow``.
+        """
+        if self._weights_counter() != self._weights_seen:  # an optimiser step that nobody reported
+            self.weights_changed()
+        was_training = self.model.training
+        self.model.train(False)
+        try:
+            rows = {i: row for i, c in enumerate(conversations) if (row := self._open_row(c)) is not None}
+            generations = self._generate(list(rows.values())) if rows else []
+        finally:
+            self.model.train(was_training)
+        done = dict(zip(rows, generations, strict=True))
+        return [done.get(i) or Generation("", overflow=True) for i in range(len(conversations))]
+
+    def _open_row(self, conversation: Conversation) -> _Row | None:
+        """Append the newest observation and the generation prompt; None if the response would not fit."""
+        ids = conversation.sequences[0] if conversation.sequences else []
+        new: list[int] = []
+        spans = []
+        for turn in range(len(conversation.spans), len(conversation.responses)):  # turns that somebody else played
+            new += self.renderer.prompt(conversation.instruction, conversation.observations, turn)
+            response = self.renderer.response(conversation.responses[turn])
+            spans.append((0, len(ids) + len(new), len(ids) + len(new) + len(response)))
+            new += response
+        new += self.renderer.prompt(conversation.instruction, conversation.observations, len(conversation.responses))
+        if len(ids) + len(new) + self.max_new_tokens > self.max_context:
+            return None
+        if not conversation.sequences:
+            conversation.sequences.append(ids)
+        ids += new
+        conversation.spans += spans
+        draws = conversation.rng.random(self.max_new_tokens) if self.temperature > 0 else [0.0] * self.max_new_tokens
+        uniforms = torch.as_tensor(draws, dtype=torch.float64)
+        return _Row(conversation, ids, uniforms, self._slot(conversation) if self.kv_cache else None)
+
+    def _slot(self, conversation: Conversation) -> Slot:
+        """The conversation's slot in the current cache."""
+        if self._cache is None:
+            self._cache = SlotCache(self.max_context)
+        slot = conversation.memory
+        if not isinstance(slot, Slot) or slot.cache is not self._cache:
+            slot = conversation.memory = self._cache.allocate()
+        return slot
+
+    def _generate(self, rows: list[_Row]) -> list[Generation]:
+        """Sample all rows' responses, append them to the sequences, and describe them."""
+        decoder = _CachedDecoder(self, rows) if self.kv_cache else _PlainDecoder(self, rows)
+        count, device = len(rows), self.device
+        uniforms = torch.stack([row.uniforms for row in rows]).to(device)
+        tokens = torch.zeros((count, self.max_new_tokens), dtype=torch.long, device=device)
+        logprobs = torch.zeros((count, self.max_new_tokens), device=device)
+        lengths = torch.full((count,), self.max_new_tokens, device=device)
+        stop_ids = torch.tensor(sorted(self.stop_ids), device=device)
+        logits = decoder.prefill()
+        finished = torch.zeros(count, dtype=torch.bool, device=device)
+        for step in range(self.max_new_tokens):
+            batch = decoder.batch
+            ids, row_logprobs = sample_tokens(
+                logits, uniforms[batch, step], temperature=self.temperature, top_p=self.top_p
+            )
+            tokens[batch, step] = ids
+            logprobs[batch, step] = row_logprobs
+            stopped = torch.isin(ids, stop_ids) & ~finished[batch]
+            lengths[batch[stopped]] = step + 1
+            finished[batch[stopped]] = True
+            if step + 1 == self.max_new_tokens or bool(finished.all()):
+                break
+            logits = decoder.step(ids, finished)
+        return [
+            self._close_row(row, row_tokens[:length], row_logprobs[:length])
+            for row, row_tokens, row_logprobs, length in zip(
+                rows, tokens.tolist(), logprobs.tolist(), lengths.tolist(), strict=True
+            )
+        ]
+
+    def _close_row(self, row: _Row, ids: list[int], logprobs: list[float]) -> Generation:
+        """Append a response's ids to its conversation; an end of turn that was not sampled stays outside the span."""
+        start = len(row.ids)
+        row.ids += ids
+        if row.slot is not None:
+            row.slot.length = len(row.ids) - 1  # the last token has not been through the model yet
+        row.conversation.spans.append((0, start, len(row.ids)))
+        stopped = ids[-1] in self.stop_ids
+        if ids[-1] != self.renderer.end_of_turn_id:
+            row.ids.append(self.renderer.end_of_turn_id)
+        text = self.tokenizer.decode(ids[:-1] if stopped else ids, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+        return Generation(text, token_ids=ids, logprobs=logprobs, finish_reason=reason)
+
+    def _next_logits(self, **inputs: Any) -> torch.Tensor:
+        """Logits of the last position, [batch, vocabulary]."""
+        logits: torch.Tensor = self.model(logits_to_keep=1, **inputs).logits[:, -1]
+        return logits
+
+
+class _CachedDecoder:
+    """Runs a batch through the slot cache. ``batch`` [n] are the rows still in it, in the order of the logits."""
+
+    def __init__(self, policy: LanguageModelPolicy, rows: list[_Row]) -> None:
+        assert policy._cache is not None
+        self._policy, self._rows, self._cache = policy, rows, policy._cache
+        self._slots = [row.slot for row in rows if row.slot is not None]
+        self._next_positions = torch.tensor([len(row.ids) for row in rows], device=policy.device)
+        self._cache.move_to_front(self._slots)
+        self._order(range(len(rows)))
+
+    def _order(self, rows: Iterable[int]) -> None:
+        """Put the batch into the order of the cache's rows, so that it is a prefix of the cache."""
+        self._members = sorted(rows, key=lambda i: self._slots[i].row)
+        self.batch = torch.tensor(self._members, device=self._policy.device)
+        self._cache_rows = torch.tensor([self._slots[i].row for i in self._members], device=self._policy.device)
+
+    def prefill(self) -> torch.Tensor:
+        """Run all rows' uncached tokens, rows of similar length together; logits in the order of ``batch``."""
+        logits: dict[int, torch.Tensor] = {}
+        widths = [len(row.ids) - slot.length for row, slot in zip(self._rows, self._slots, strict=True)]
+        for group in _groups(widths):
+            members = sorted(group, key=lambda i: self._slots[i].row)
+            pieces = [self._rows[i].ids[self._slots[i].length :] for i in members]
+            ids, padding = _pad_left(pieces, self._policy.device)
+            lengths = torch.tensor([len(self._rows[i].ids) for i in members], device=self._policy.device)
+            positions = torch.arange(ids.shape[1], device=self._policy.device) - ids.shape[1] + lengths[:, None]
+            cache_rows = torch.tensor([self._slots[i].row for i in members], device=self._policy.device)
+            last = self._forward(ids, positions, padding, cache_rows, max(len(self._rows[i].ids) for i in members))
+            logits.update(zip(members, last, strict=True))
+            for i in members:
+                self._slots[i].length = len(self._rows[i].ids)
+        return torch.stack([logits[i] for i in self._members])
+
+    def step(self, ids: torch.Tensor, finished: torch.Tensor) -> torch.Tensor:
+        """Run one new token per row and return the next logits; may first drop rows that have finished."""
+        running = ~finished[self.batch]
+        count = int(running.sum())
+        positions = self._next_positions[self.batch]
+        if count <= _SHRINK_AT * len(self.batch):
+            kept = self.batch[running].tolist()
+            by_row = dict(zip(self.batch.tolist(), zip(ids.tolist(), positions.tolist(), strict=True), strict=True))
+            for i, (_, position) in by_row.items():
+                self._slots[i].length = position  # what has been cached so far, for the exchange of rows
+            self._cache.move_to_front([self._slots[i] for i in kept])
+            self._order(kept)
+            ids = torch.tensor([by_row[i][0] for i in self._members], device=ids.device)
+            positions = torch.tensor([by_row[i][1] for i in self._members], device=ids.device)
+        self._next_positions[self.batch] += 1
+        no_padding = torch.zeros((len(ids), 1), dtype=torch.bool, device=ids.device)
+        return self._forward(ids[:, None], positions[:, None], no_padding, self._cache_rows, int(positions.max()) + 1)
+
+    def _forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, padding: torch.Tensor, cache_rows: torch.Tensor, length: int
+    ) -> torch.Tensor:
+        positions = positions.masked_fill(padding, 0)
+        try:
+            self._cache.prepare(cache_rows, positions, padding, length)
+            visible = torch.arange(length, device=ids.device) <= positions[:, :, None]
+            return self._policy._next_logits(
+                input_ids=ids,
+                attention_mask=visible[:, None],
+                position_ids=positions,
+                use_cache=True,
+                **{self._policy._cache_argument: self._cache},
+            )
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"the key/value cache of {len(self._slots)} episodes of up to {length} tokens does not fit the device: "
+                "lower n_slots or max_context"
+            ) from error
+
+
+class _PlainDecoder:
+    """Recomputes every row's whole sequence for every token; nothing is kept."""
+
+    def __init__(self, policy: LanguageModelPolicy, rows: list[_Row]) -> None:
+        self._policy = policy
+        self._sequences = [list(row.ids) for row in rows]
+        self.batch = torch.arange(len(rows), device=policy.device)
+
+    def prefill(self) -> torch.Tensor:
+        """Next logits of every row in ``batch``."""
+        ids, padding = _pad_left([self._sequences[i] for i in self.batch.tolist()], self._policy.device)
+        positions = (torch.cumsum(~padding, dim=1) - 1).clamp(min=0)
+        return self._policy._next_logits(
+            input_ids=ids, attention_mask=(~padding).long(), position_ids=positions, use_cache=False
+        )
+
+    def step(self, ids: torch.Tensor, finished: torch.Tensor) -> torch.Tensor:
+        """Append one token per row, drop the finished rows, and return the next logits."""
+        for i, token in zip(self.batch.tolist(), ids.tolist(), strict=True):
+            self._sequences[i].append(token)
+        self.batch = self.batch[~finished[self.batch]]
+        return self.prefill()
+
+
+def _pad_left(pieces: list[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [batch, longest] padded with 0 on the left, and the boolean mask of the padding."""
+    width = max(map(len, pieces))
+    ids = torch.tensor([[0] * (width - len(piece)) + piece for piece in pieces], device=device)
+    lengths = torch.tensor([len(piece) for piece in pieces], device=device)
+    return ids, torch.arange(width, device=device) < width - lengths[:, None]
+
+
+def _groups(widths: list[int]) -> list[list[int]]:
+    """Indices in groups of similar width: little padding, and not more than ``_PREFILL_TOKENS`` in a group."""
+    groups: list[list[int]] = []
+    for i in sorted(range(len(widths)), key=lambda i: widths[i]):
+        if groups:
+            group = groups[-1]
+            similar = widths[i] <= 2 * widths[group[0]] + 16
+            if similar and widths[i] * (len(group) + 1) <= _PREFILL_TOKENS:
+                group.append(i)
+                continue
+        groups.append([i])
+    return groups
+
+
+def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, renderer: Renderer) -> frozenset[int]:
+    """Everything that ends a response: the template's end of turn, and what tokenizer and model call end of text."""
+    stop = {renderer.end_of_turn_id}
+    generation_config = getattr(model, "generation_config", None)
+    for ids in (tokenizer.eos_token_id, getattr(generation_config, "eos_token_id", None)):
+        stop.update([ids] if isinstance(ids, int) else ids or ())
+    return frozenset(stop)
+
+
+def _next_version(version: str) -> str:
+    head, number = version.rstrip("0123456789"), version[len(version.rstrip("0123456789")) :]
+    return f"{head}{int(number or 0) + 1}"

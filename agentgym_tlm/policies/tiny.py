@@ -1,0 +1,107 @@
+"""``tiny``: a small Qwen2-shaped language model from scratch, with a word-level tokenizer made from given texts.
+
+It exists so that every part of the package runs, trains and learns on one CPU core. The tokenizer splits a text into
+words, single digits, punctuation and line breaks, each with the space before it, so that decoding an encoded text gives
+it back exactly as long as its words are known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.trajectory import Trajectory
+
+TINY_FORMAT = ReactFormat(instructions="")
+"""The prompt format of ``tiny``: it cannot read instructions, it learns the environment's own texts."""
+
+_SPECIAL_TOKENS = ("<pad>", "<unk>", "<|user|>", "<|assistant|>", "<|end|>")
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+_ALWAYS = "Thought: Action:\nAction: 0123456789 0 1 2 3 4 5 6 7 8 9"
+_PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s"
+
+
+def tokenizer_texts(trajectories: Iterable[Trajectory]) -> Iterator[str]:
+    """Everything a policy would read or write in the given episodes."""
+    for trajectory in trajectories:
+        observations = [*(turn.observation for turn in trajectory.turns), trajectory.final_observation]
+        yield TINY_FORMAT.first_message(trajectory.instruction, observations[0])
+        yield from observations[1:]
+        yield from (turn.response for turn in trajectory.turns)
+
+
+def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Word-level tokenizer of every piece in ``texts``, digits and the tags of the prompt format.
+
+    The vocabulary does not depend on the order of the texts. Raises ConfigError when there is no text at all.
+    """
+    splitter = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
+    pieces: Counter[str] = Counter()
+    for text in texts:
+        pieces.update(piece for piece, _ in splitter.pre_tokenize_str(text))
+    if not pieces:
+        raise ConfigError("the tiny tokenizer needs texts of the environment to learn its words from; none were given")
+    pieces.update(piece for piece, _ in splitter.pre_tokenize_str(_ALWAYS))
+    vocabulary = [*_SPECIAL_TOKENS, *sorted(pieces, key=lambda piece: (-pieces[piece], piece))]
+    backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(vocabulary)}, unk_token="<unk>"))
+    backend.pre_tokenizer = splitter
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="<|end|>",
+        extra_special_tokens=["<|user|>", "<|assistant|>"],
+        chat_template=_CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_tiny(
+    texts: Iterable[str],
+    *,
+    hidden_size: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    key_value_heads: int | None = None,
+    intermediate: int | None = None,
+    max_context: int = 4096,
+    seed: int = 0,
+    temperature: float = 1.0,
+    max_new_tokens: int = 64,
+) -> LanguageModelPolicy:
+    """Untrained ``tiny`` policy: float32 weights drawn from ``seed``, vocabulary from ``texts``.
+
+    ``key_value_heads`` defaults to ``heads`` and ``intermediate`` to three times ``hidden_size``. Nothing outside, the
+    global random state included, is changed.
+    """
+    tokenizer = build_tokenizer(texts)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=intermediate or 3 * hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads or heads,
+        max_position_embeddings=max_context,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    return LanguageModelPolicy(
+        model, tokenizer, name="tiny", format=TINY_FORMAT, temperature=temperature, max_new_tokens=max_new_tokens
+    )

@@ -1,0 +1,174 @@
+"""Chat templates, append-only: the token ids of a conversation grow and never change.
+
+A chat template renders a whole conversation; an agent's conversation grows turn by turn, and the ids that the model
+produced must stay exactly as they were (token-in, token-out). The renderer therefore takes the template apart once, by
+rendering example conversations and comparing the texts:
+
+    [opening] first user message [boundary] response [closing][separator] user message [boundary] response ...
+
+``closing`` ends with the end-of-turn token; it belongs to the response, and the model has to learn it. ``separator``,
+whatever the template puts after the end of turn, belongs to the next user message. A template that does not come apart
+this way, because it rewrites or drops parts of earlier turns, is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from agentgym_tlm.errors import TemplateError
+from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.trajectory import Trajectory
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""A prefix-preserving template for models with ChatML tokens (Qwen, SmolLM2, ...)."""
+
+_USER, _LATER, _ANSWER = "USER-MESSAGE", "LATER-MESSAGE", "Thought: RESPONSE"
+_REMEDY = (
+    "Give the tokenizer a template that keeps earlier turns as they were, e.g. tokenizer.chat_template = "
+    "agentgym_tlm.renderer.CHATML for a model with ChatML tokens."
+)
+
+Message = dict[str, str]
+
+
+class Renderer:
+    """Turns an episode into token ids with ``tokenizer``'s chat template and a prompt format.
+
+    Raises TemplateError when the tokenizer has no template, or one that cannot be used append-only.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, format: ReactFormat) -> None:
+        if not tokenizer.chat_template:
+            raise TemplateError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template. {_REMEDY}")
+        self.tokenizer = tokenizer
+        self.format = format
+        self._take_template_apart()
+
+    def _take_template_apart(self) -> None:
+        user, answer, later = _message("user", _USER), _message("assistant", _ANSWER), _message("user", _LATER)
+        prompt = self._render([user], add_generation_prompt=True)
+        answered = self._render([user, answer])
+        followed = self._render([user, answer, later], add_generation_prompt=True)
+        self._opening, self._boundary = _split(prompt, _USER)
+        if not answered.startswith(prompt + _ANSWER):
+            raise TemplateError(
+                "the chat template's generation prompt is not what it puts before an assistant message: it ends "
+                f"{prompt[-60:]!r}, but the rendered message begins {answered[len(self._opening) :][:120]!r}. {_REMEDY}"
+            )
+        if not followed.startswith(answered):
+            raise TemplateError(f"the chat template rewrites an assistant message once another follows. {_REMEDY}")
+        closing = answered[len(prompt) + len(_ANSWER) :]
+        tail = self._encode(closing)
+        special = set(self.tokenizer.all_special_ids)
+        ends = [i for i, token in enumerate(tail) if token in special]
+        if not ends:
+            raise TemplateError(
+                "the chat template puts no special token after an assistant message, so that a response has no end. "
+                + _REMEDY
+            )
+        self.closing_ids = tail[: ends[0] + 1]
+        self.end_of_turn_id = self.closing_ids[-1]
+        self._separator_ids = tail[ends[0] + 1 :]
+        self._closing = closing
+        self._before_later, after_later = _split(followed[len(answered) :], _LATER)
+        if after_later != self._boundary:
+            raise TemplateError(
+                f"the chat template opens the first response with {self._boundary!r} and a later one with "
+                f"{after_later!r}. {_REMEDY}"
+            )
+        self._check_prefix_preserving()
+
+    def _check_prefix_preserving(self) -> None:
+        """Compare with the template on responses that templates are known to tamper with."""
+        contents = ["first", "<think>\nweigh it\n</think>\n\nThought: a\nAction: b", "second", "Thought: c\nAction: d"]
+        messages = [_message(role, text) for role, text in zip(("user", "assistant") * 2, contents, strict=True)]
+        messages.append(_message("user", "third"))
+        expected = self._render(messages, add_generation_prompt=True)
+        text = self._opening + contents[0] + self._boundary
+        for content, following in zip(contents[1::2], ("second", "third"), strict=True):
+            text += content + self._closing + self._before_later + following + self._boundary
+        if text != expected:
+            same = next(i for i, (a, b) in enumerate(zip(text + "\0", expected + "\1", strict=False)) if a != b)
+            raise TemplateError(
+                "the chat template is not prefix-preserving: it drops or rewrites part of an earlier turn (often the "
+                f"<think> block). Expected {text[same:][:60]!r}, the template gives {expected[same:][:60]!r}. {_REMEDY}"
+            )
+
+    def _render(self, messages: list[Message], *, add_generation_prompt: bool = False) -> str:
+        rendered = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        assert isinstance(rendered, str)
+        return rendered
+
+    def _encode(self, text: str, **options: Any) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, **options)[
+            "input_ids"
+        ]
+        return ids
+
+    def _encode_message(self, before: str, content: str, after: str) -> list[int]:
+        """Ids of a user message; special tokens spelled out in its content stay ordinary text."""
+        if any(token in content for token in self.tokenizer.all_special_tokens):
+            return [
+                *self._encode(before),
+                *self._encode(content, split_special_tokens=True),
+                *self._encode(after),
+            ]
+        return self._encode(before + content + after)
+
+    def first_prompt(self, instruction: str, observation: str) -> list[int]:
+        """Ids of an episode's first user message and the generation prompt."""
+        return self._encode_message(self._opening, self.format.first_message(instruction, observation), self._boundary)
+
+    def next_prompt(self, observation: str) -> list[int]:
+        """Ids to append after an end-of-turn token: separator, user message, generation prompt."""
+        message = self.format.observation_message(observation)
+        return [*self._separator_ids, *self._encode_message(self._before_later, message, self._boundary)]
+
+    def response(self, text: str) -> list[int]:
+        """Ids of a response that is given as text (an expert's), end-of-turn token included."""
+        return [*self._encode(text), *self.closing_ids]
+
+    def prompt(self, instruction: str, observations: list[str], turn: int) -> list[int]:
+        """Ids to append before response number ``turn``."""
+        if turn == 0:
+            return self.first_prompt(instruction, observations[0])
+        return self.next_prompt(observations[turn])
+
+    def encode_trajectory(self, trajectory: Trajectory) -> Trajectory:
+        """Copy of a text-only trajectory with ``sequences`` and spans, as if a model had produced its responses.
+
+        Raises ValueError if any turn already has tokens: what a model saw and produced is never re-tokenised.
+        """
+        if trajectory.sequences or any(turn.span is not None for turn in trajectory.turns):
+            raise ValueError(f"the trajectory of {trajectory.task_id} already has tokens")
+        encoded = copy.deepcopy(trajectory)
+        observations = [turn.observation for turn in encoded.turns]
+        ids: list[int] = []
+        for i, turn in enumerate(encoded.turns):
+            ids += self.prompt(encoded.instruction, observations, i)
+            start = len(ids)
+            ids += self.response(turn.response)
+            turn.sequence, turn.span = 0, (start, len(ids))
+        encoded.sequences = [ids]
+        encoded.prompt_format = self.format.name
+        return encoded
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _split(text: str, content: str) -> tuple[str, str]:
+    """The template's text before and after ``content``."""
+    if text.count(content) != 1:
+        raise TemplateError(f"the chat template does not show a user message exactly once. {_REMEDY}")
+    before, _, after = text.partition(content)
+    return before, after

@@ -1,0 +1,316 @@
+"""The one rollout interface: a policy plays tasks of an environment, and every episode becomes a trajectory.
+
+``n_slots`` episodes run side by side, one environment each. All running episodes get their next response in one call of
+the policy, and a slot whose episode has ended takes the next task at once: no slot waits for another's episode.
+
+What an episode does depends on the seed, its task, its sample number and the policy, and on nothing else: not on the
+number of slots, nor on the other tasks or their order. (Up to floating point: a language model's logits differ in their
+last bits with the size of the batch, which can tip a draw about once in a million.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from agentgym_tlm.envs.base import TextEnv
+from agentgym_tlm.errors import ConfigError, EnvironmentFailureError
+from agentgym_tlm.policies.base import Conversation, Generation, Policy
+from agentgym_tlm.trajectory import StopReason, Trajectory, TrajectoryWriter, Turn
+
+
+@dataclass
+class RolloutProgress:
+    """Counts so far; ``tokens`` are those that the policy produced, ``wins`` the episodes won."""
+
+    total: int
+    episodes: int = 0
+    turns: int = 0
+    tokens: int = 0
+    wins: int = 0
+
+
+class EpisodeKey(NamedTuple):
+    """What names an episode within a rollout."""
+
+    task_id: str
+    sample: int
+
+
+def rollout(
+    policy: Policy,
+    env_id: str,
+    tasks: Sequence[str] | None = None,
+    *,
+    split: str = "train",
+    n_slots: int = 32,
+    env_kwargs: Mapping[str, Any] | None = None,
+    samples_per_task: int = 1,
+    seed: int = 0,
+    max_turns: int | None = None,
+    writer: TrajectoryWriter | None = None,
+    resume: Sequence[Trajectory] = (),
+    progress: Callable[[RolloutProgress], None] | None = None,
+) -> list[Trajectory]:
+    """Play every task ``samples_per_task`` times; trajectories in the order of ``tasks``, samples of a task together.
+
+    ``tasks`` are task ids, by default all of the split's manifest, in its order. ``max_turns`` overrides the
+    environment's step limit. ``writer`` gets each trajectory as its episode ends. ``progress`` is called with the
+    counts so far after every round of turns. ``resume`` are trajectories of an earlier, interrupted call with the same
+    arguments: they are returned in their places and not played again, except those that ended as ``env_error`` or
+    ``aborted``.
+
+    An EnvironmentFailureError ends its episode as ``env_error`` and replaces the environment. On KeyboardInterrupt the
+    running episodes are written as ``aborted`` before it propagates. Raises ConfigError when ``resume`` does not belong
+    to this call, TaskNotFoundError for an unknown task.
+    """
+    kept = {}
+    for trajectory in resume:
+        recorded = (trajectory.env_id, trajectory.split, trajectory.seed, trajectory.policy)
+        if recorded != (env_id, split, seed, policy.name):
+            raise ConfigError(
+                f"cannot resume: a recorded trajectory has (env id, split, seed, policy) {recorded}, this rollout "
+                f"{(env_id, split, seed, policy.name)}"
+            )
+        if trajectory.stop_reason not in (StopReason.ENV_ERROR, StopReason.ABORTED):
+            kept[EpisodeKey(trajectory.task_id, trajectory.sample)] = trajectory
+    run = _Rollout(
+        policy, env_id, tasks, split, n_slots, env_kwargs, samples_per_task, seed, max_turns, writer, kept, progress
+    )
+    played = {EpisodeKey(trajectory.task_id, trajectory.sample): trajectory for trajectory in run.play()}
+    return [played[key] if key in played else kept[key] for key in run.keys]
+
+
+def iter_rollout(
+    policy: Policy,
+    env_id: str,
+    tasks: Sequence[str] | None = None,
+    *,
+    split: str = "train",
+    n_slots: int = 32,
+    env_kwargs: Mapping[str, Any] | None = None,
+    samples_per_task: int = 1,
+    seed: int = 0,
+    max_turns: int | None = None,
+    writer: TrajectoryWriter | None = None,
+    skip: Collection[tuple[str, int]] = (),
+    progress: Callable[[RolloutProgress], None] | None = None,
+) -> Iterator[Trajectory]:
+    """:func:`rollout` as a generator: trajectories as their episodes end, in the order in which they end.
+
+    ``skip`` names episodes, as (task id, sample), that are not played.
+    """
+    run = _Rollout(
+        policy, env_id, tasks, split, n_slots, env_kwargs, samples_per_task, seed, max_turns, writer, skip, progress
+    )
+    return run.play()
+
+
+def episode_seed(seed: int, task_id: str, sample: int | None = None) -> np.random.SeedSequence:
+    """Seed of an episode's random stream; without ``sample``, of the initial state that a task's samples share."""
+    name = f"{task_id}\n{'' if sample is None else sample}"
+    digest = hashlib.sha256(name.encode()).digest()
+    return np.random.SeedSequence([seed, *np.frombuffer(digest, dtype="<u4").tolist()])
+
+
+class _Rollout:
+    """The state of one call: what is to be played, the slots, the counts."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        env_id: str,
+        tasks: Sequence[str] | None,
+        split: str,
+        n_slots: int,
+        env_kwargs: Mapping[str, Any] | None,
+        samples_per_task: int,
+        seed: int,
+        max_turns: int | None,
+        writer: TrajectoryWriter | None,
+        skip: Collection[tuple[str, int]],
+        progress: Callable[[RolloutProgress], None] | None,
+    ) -> None:
+        if n_slots < 1 or samples_per_task < 1:
+            raise ConfigError(f"n_slots={n_slots} and samples_per_task={samples_per_task} must be at least 1")
+        self.policy = policy
+        self.env_id = env_id
+        self.split = split
+        self.seed = seed
+        self._env_kwargs = dict(env_kwargs or {})
+        self._max_turns = max_turns
+        self._writer = writer
+        self._progress = progress
+        first = _Slot(self)
+        manifest = first.text_env.manifest
+        task_ids = list(manifest if tasks is None else tasks)
+        for task_id in task_ids:
+            manifest.index(task_id)
+        if len(set(task_ids)) < len(task_ids):
+            raise ConfigError("tasks names a task twice; samples_per_task plays tasks more than once")
+        self.keys = [EpisodeKey(task_id, sample) for task_id in task_ids for sample in range(samples_per_task)]
+        queue = [key for key in self.keys if key not in skip]
+        self._queue = iter(queue)
+        self._counts = RolloutProgress(total=len(queue))
+        self._slots = [first, *(_Slot(self) for _ in range(1, min(n_slots, len(queue))))]
+
+    def make_env(self) -> gym.Env[str, str]:
+        limit = {} if self._max_turns is None else {"max_episode_steps": self._max_turns}
+        return gym.make(self.env_id, disable_env_checker=True, split=self.split, **limit, **self._env_kwargs)
+
+    def play(self) -> Iterator[Trajectory]:
+        try:
+            yield from self._play()
+        except KeyboardInterrupt:
+            for slot in self._slots:
+                if slot.trajectory is not None:
+                    self._record(slot.end(StopReason.ABORTED))
+            raise
+        finally:
+            for slot in self._slots:
+                slot.close()
+
+    def _play(self) -> Iterator[Trajectory]:
+        while True:
+            for slot in self._slots:
+                while slot.trajectory is None and (key := next(self._queue, None)) is not None:
+                    if (failed := slot.start(key)) is not None:
+                        yield self._record(failed)
+            running = [slot for slot in self._slots if slot.trajectory is not None]
+            if not running:
+                return
+            generations = self.policy.act([slot.conversation for slot in running])
+            ended = []
+            for slot, generation in zip(running, generations, strict=True):
+                trajectory = slot.play(generation)
+                self._counts.turns += not (generation.overflow or generation.aborted)
+                self._counts.tokens += len(generation.token_ids or ())
+                if trajectory is not None:
+                    ended.append(self._record(trajectory))
+            if self._progress is not None:
+                self._progress(self._counts)
+            yield from ended
+
+    def _record(self, trajectory: Trajectory) -> Trajectory:
+        self._counts.episodes += 1
+        self._counts.wins += trajectory.won
+        if self._writer is not None:
+            self._writer.write(trajectory)
+        return trajectory
+
+
+class _Slot:
+    """One environment, and the episode that runs in it if ``trajectory`` is not None."""
+
+    conversation: Conversation
+    trajectory: Trajectory | None = None
+
+    def __init__(self, run: _Rollout) -> None:
+        self._run = run
+        self._env = run.make_env()
+
+    @property
+    def text_env(self) -> TextEnv:
+        """The environment without its wrappers."""
+        if not isinstance(self._env.unwrapped, TextEnv):
+            raise ConfigError(f"{self._run.env_id} is not an agentgym_tlm TextEnv")
+        return self._env.unwrapped
+
+    def start(self, key: EpisodeKey) -> Trajectory | None:
+        """Begin an episode; returns its trajectory if the environment fails at once."""
+        run = self._run
+        self.trajectory = Trajectory(
+            env_id=run.env_id,
+            task_id=key.task_id,
+            task_type="",
+            split=run.split,
+            instruction="",
+            seed=run.seed,
+            policy=run.policy.name,
+            prompt_format=run.policy.format.name,
+            group_id=f"{key.task_id}/seed{run.seed}/{run.policy.name}@{run.policy.version}",
+            sample=key.sample,
+            env=dict(self.text_env.version()),
+        )
+        rng = np.random.default_rng(episode_seed(run.seed, *key))
+        self.conversation = Conversation(run.env_id, key.task_id, "", rng)
+        state = int(episode_seed(run.seed, key.task_id).generate_state(1)[0])
+        try:
+            observation, info = self._env.reset(seed=state, options={"task_id": key.task_id})
+        except EnvironmentFailureError as error:
+            return self._fail(error)
+        self.trajectory.instruction = self.conversation.instruction = info["instruction"]
+        self.trajectory.task_type = info["task_type"]
+        self._observe(observation, info)
+        return None
+
+    def play(self, generation: Generation) -> Trajectory | None:
+        """Carry out a response; returns the trajectory if that ends the episode."""
+        if generation.aborted:
+            return self.end(StopReason.ABORTED)
+        if generation.overflow:
+            return self.end(StopReason.TOKEN_BUDGET)
+        assert self.trajectory is not None
+        conversation, policy = self.conversation, self._run.policy
+        conversation.responses.append(generation.text)
+        turn = Turn(
+            observation=conversation.observations[-1],
+            response=generation.text,
+            action=policy.format.parse(generation.text).action,
+            action_valid=False,
+            reward=0.0,
+            finish_reason=generation.finish_reason,
+            logprobs=generation.logprobs,
+            policy_version=policy.version,
+            trainable=generation.trainable,
+        )
+        if generation.token_ids is not None:
+            turn.sequence, *span = conversation.spans[-1]
+            turn.span = (span[0], span[1])
+        self.trajectory.turns.append(turn)
+        try:
+            observation, reward, terminated, truncated, info = self._env.step(turn.action or "")
+        except EnvironmentFailureError as error:
+            turn.trainable = False  # nobody knows what it would have done
+            return self._fail(error)
+        turn.reward = float(reward)
+        turn.action_valid = turn.action is not None and bool(info["action_valid"])
+        self._observe(observation, info)
+        reason = TextEnv.stop_reason(won=info["won"], terminated=terminated, truncated=truncated)
+        return None if reason is None else self.end(StopReason(reason))
+
+    def end(self, reason: StopReason) -> Trajectory:
+        """Complete the trajectory and leave the slot free."""
+        assert self.trajectory is not None
+        trajectory, self.trajectory = self.trajectory, None
+        trajectory.stop_reason = reason
+        trajectory.sequences = self.conversation.sequences
+        if len(self.conversation.observations) > len(trajectory.turns):
+            trajectory.final_observation = self.conversation.observations[-1]
+        self._run.policy.end(self.conversation)
+        return trajectory
+
+    def close(self) -> None:
+        """Release the environment and, if an episode is running, what the policy holds for it."""
+        if self.trajectory is not None:
+            self.end(StopReason.ABORTED)
+        self._env.close()
+
+    def _observe(self, observation: str, info: dict[str, Any]) -> None:
+        assert self.trajectory is not None
+        self.conversation.observations.append(observation)
+        self.conversation.info = info
+        self.trajectory.score, self.trajectory.won = float(info["score"]), bool(info["won"])
+
+    def _fail(self, error: EnvironmentFailureError) -> Trajectory:
+        """End the episode as the environment's failure, and replace the environment."""
+        assert self.trajectory is not None
+        self.trajectory.error = str(error)
+        self._env.close()
+        self._env = self._run.make_env()
+        return self.end(StopReason.ENV_ERROR)

@@ -1,0 +1,182 @@
+"""A small deterministic text world for tests that need an environment but not a big one.
+
+Three rooms in a row (hall, study, cellar), a door between the last two, and a lamp that stands somewhere and has to be
+carried somewhere else. ``ToyEnv`` is registered as ``Toy-v0`` when this module is imported.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from agentgym_tlm.envs.base import Expert, Info, TaskManifest, TextEnv
+from agentgym_tlm.errors import EnvironmentFailureError
+
+ROOMS = ("hall", "study", "cellar")
+NOTHING = "Nothing happens."
+
+
+@dataclass
+class _State:
+    task_id: str
+    goal: str
+    lamp: str | None  # a room, or None while it is carried
+    room: str = "hall"
+    door_open: bool = False
+    steps: int = 0
+
+
+class ToyEnv(TextEnv):
+    """Carry the lamp to a room. ``fail_on`` names a task whose machinery breaks down on its second step, once."""
+
+    failures = 0
+
+    def __init__(
+        self,
+        *,
+        split: str = "train",
+        admissible_commands: bool = False,
+        fail_on: str | None = None,
+        max_episode_steps: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(render_mode=render_mode, max_episode_steps=max_episode_steps)
+        tasks = tuple(sorted(f"lamp-{start}-{goal}" for start in ROOMS for goal in ROOMS if start != goal))
+        self.manifest = TaskManifest("Toy-v0", split, "toy", tasks)
+        self._admissible = admissible_commands
+        self._fail_on = fail_on
+        self._state: _State | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        gym.Env.reset(self, seed=seed)
+        task_id = (options or {}).get("task_id") or self.manifest[int(self.np_random.integers(len(self.manifest)))]
+        self.manifest.index(task_id)
+        _, start, goal = task_id.split("-")
+        self._state = _State(task_id, goal, start)
+        return f"You are in the {self._state.room}. {self._look()} Your task is to: {self._instruction}", self._info(
+            True
+        )
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        state = self._play
+        if state.task_id == self._fail_on and state.steps == 1:
+            raise EnvironmentFailureError(f"the toy broke down in {state.task_id}")
+        state.steps += 1
+        valid = action in self._commands()
+        text = self._do(action) if valid else NOTHING
+        won = state.lamp == state.goal
+        limit = self.max_episode_steps
+        truncated = not won and limit is not None and state.steps >= limit
+        return text, float(won), won, truncated, self._info(valid, won, truncated)
+
+    def snapshot(self) -> _State:
+        return copy.copy(self._play)
+
+    def restore(self, snapshot: _State) -> tuple[str, Info]:
+        self._state = copy.copy(snapshot)
+        return self._look(), self._info(True)
+
+    def version(self) -> dict[str, str]:
+        return {"engine": "toy", "source": self.manifest.source}
+
+    @classmethod
+    def expert(cls) -> Expert:
+        return _ToyExpert()
+
+    @property
+    def _play(self) -> _State:
+        assert self._state is not None, "reset first"
+        return self._state
+
+    @property
+    def _instruction(self) -> str:
+        return f"bring the lamp to the {self._play.goal}."
+
+    def _look(self) -> str:
+        state = self._play
+        here = "a lamp" if state.lamp == state.room else "nothing"
+        door = f" The door is {'open' if state.door_open else 'closed'}." if state.room != "hall" else ""
+        return f"You see {here}.{door}"
+
+    def _commands(self) -> list[str]:
+        state = self._play
+        at = ROOMS.index(state.room)
+        commands = ["look"]
+        commands += [f"go to {ROOMS[i]}" for i in (at - 1, at + 1) if 0 <= i < 3 and (0 in (i, at) or state.door_open)]
+        if state.room != "hall":
+            commands.append("close door" if state.door_open else "open door")
+        if state.lamp == state.room:
+            commands.append("take lamp")
+        elif state.lamp is None:
+            commands.append("put lamp")
+        return sorted(commands)
+
+    def _do(self, action: str) -> str:
+        state = self._play
+        if action.startswith("go to "):
+            state.room = action.removeprefix("go to ")
+            return f"You arrive at the {state.room}. {self._look()}"
+        if action.endswith("door"):
+            state.door_open = action == "open door"
+            return f"You {action.split()[0]} the door."
+        if action == "look":
+            return self._look()
+        state.lamp = None if action == "take lamp" else state.room
+        return f"You {action.split()[0]} the lamp."
+
+    def _info(self, valid: bool, won: bool = False, truncated: bool = False) -> Info:
+        state = self._play
+        info: Info = {
+            "task_id": state.task_id,
+            "task_type": f"to-{state.goal}",
+            "split": self.manifest.split,
+            "instruction": self._instruction,
+            "score": float(won),
+            "won": won,
+            "action_valid": valid,
+            "stop_reason": self.stop_reason(won=won, terminated=won, truncated=truncated),
+        }
+        if self._admissible:
+            info["admissible_commands"] = self._commands()
+        return info
+
+
+class _ToyExpert:
+    """Looks for the lamp room by room, then carries it to the goal."""
+
+    def __init__(self) -> None:
+        self._room, self._goal = "hall", ""
+        self._carried, self._door_open = False, False
+
+    def act(self, observation: str) -> tuple[str, str]:
+        self._take_in(observation)
+        if not self._carried and "a lamp" in observation:
+            self._carried = True
+            return "The lamp is here.", "take lamp"
+        if self._carried and self._room == self._goal:
+            return "This is the place.", "put lamp"
+        at = ROOMS.index(self._room)
+        target = ROOMS.index(self._goal) if self._carried else 2
+        towards = ROOMS[at + (1 if target > at else -1)]
+        if "hall" not in (self._room, towards) and not self._door_open:
+            self._door_open = True
+            return "The door is closed.", "open door"
+        self._room = towards
+        return f"I go on to the {towards}.", f"go to {towards}"
+
+    def mistake(self, observation: str, rng: np.random.Generator) -> tuple[str, str] | None:
+        self._take_in(observation)
+        if "a lamp" in observation:
+            return None
+        return "Let me wish for it.", ("rub lamp", "look for lamp")[int(rng.integers(2))]
+
+    def _take_in(self, observation: str) -> None:
+        if "bring the lamp to the " in observation:
+            self._goal = observation.rpartition("bring the lamp to the ")[2].rstrip(".")
+
+
+gym.register(id="Toy-v0", entry_point="tests.toy_env:ToyEnv", max_episode_steps=15)
