@@ -98,17 +98,11 @@ class Explorer:
     def _fetch(self, memory: Memory) -> Move:
         goal = memory.goal
         destination = _destination(memory) if goal.count == 2 else None
-        wanted = [
-            (item, place)
-            for item, place in memory.instances(goal.object_class)
-            if place != destination and f"take {item} from {place}" not in memory.refused
-        ]
+        seen = [(item, place) for item, place in memory.instances(goal.object_class) if place != destination]
+        wanted = _not_refused(memory, seen, "take {} from {}")
         if not wanted:
             return self._search(memory, goal.object_class)
-        item, place = min(
-            wanted,
-            key=lambda seen: (memory.treated.get(seen[0]) != goal.treatment, not memory.is_at(seen[1])),
-        )
+        item, place = min(wanted, key=lambda it: (memory.treated.get(it[0]) != goal.treatment, not memory.is_at(it[1])))
         if not memory.is_at(place):
             return f"I saw {item} in {place}.", f"go to {place}"
         if place in memory.closed:
@@ -132,7 +126,7 @@ class Explorer:
         return f"I see no {object_class}, {place} is here.", f"examine {place}"
 
     def _light(self, memory: Memory) -> Move:
-        lamps = [seen for seen in memory.instances(memory.goal.target_class) if f"use {seen[0]}" not in memory.refused]
+        lamps = _not_refused(memory, memory.instances(memory.goal.target_class), "use {}")
         if not lamps:
             return self._search(memory, memory.goal.target_class)
         lamp, place = min(lamps, key=lambda seen: not memory.is_at(seen[1]))
@@ -165,18 +159,18 @@ class Explorer:
         far = [place for place in memory.receptacles if not memory.is_at(place)]
         classes = Counter(map(class_of, memory.receptacles))
         appliance = _APPLIANCES.get(goal.verb)
-        no_object = f"I see no {goal.object_class}, {{}} is next."
+        onwards = "{} is next." if memory.holding else f"I see no {goal.object_class}, {{}} is next."
         kinds = [
-            [(no_object.format(place), f"go to {place}") for place in far],
+            [(onwards.format(place), f"go to {place}") for place in far],
             [(f"I see {x} here.", f"take {x} from {here}") for x in listed if class_of(x) != goal.object_class],
-            [(no_object.format(here), f"go to {here}")] if here is not None else [],
+            [(onwards.format(here), f"go to {here}")] if here is not None else [],
             [
                 (f"I see {x} here.", f"take {x} from {here}")
                 for x in (f"{goal.object_class} {number}" for number in (1, 2, 3))
                 if here is not None and x not in listed
             ],
             [(f"I see {x} here.", f"take {x} from {place}") for x, place in seen if place in far],
-            [(no_object.format(f"{name} {n + 1}"), f"go to {name} {n + 1}") for name, n in classes.items()],
+            [(onwards.format(f"{name} {n + 1}"), f"go to {name} {n + 1}") for name, n in classes.items()],
             [(f"{place} is closed.", f"open {place}") for place in far if class_of(place) in _DOORS],
             [(f"{place} is here.", self._put.format(item, place)) for place in far if _is_target(memory, place)],
             [
@@ -204,6 +198,12 @@ def _subgoal(memory: Memory) -> str:
             return f"I need to put {item or 'one more ' + goal.object_class} in {destination}."
         thing = f"{item} and one more" if item else f"two {goal.object_class}"
     return f"I need to put {thing} in {goal.target_class}."
+
+
+def _not_refused(memory: Memory, seen: list[tuple[str, str]], action: str) -> list[tuple[str, str]]:
+    """Objects (and their places) for which ``action`` may work; all of them when there is nowhere else to look."""
+    hopeful = [pair for pair in seen if action.format(*pair) not in memory.refused]
+    return hopeful or (seen if len(memory.contents) == len(memory.receptacles) else [])
 
 
 def _wanted_in(memory: Memory, receptacle: str) -> int:
