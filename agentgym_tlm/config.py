@@ -22,6 +22,12 @@ from agentgym_tlm.errors import ConfigError
 
 T = TypeVar("T")
 
+_CONFIG_OPTION = tyro.conf.arg(
+    help="Defaults for these options, e.g. the config.yaml of a run folder; flags override it.",
+    metavar="FILE.yaml",
+    help_behavior_hint="",
+)
+
 
 def parse(options: type[T], argv: Sequence[str], *, prog: str, description: str | None = None) -> T:
     """Options from the command line, with the defaults of ``--config FILE.yaml`` where it is given.
@@ -36,7 +42,7 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, description: str 
     given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word.startswith("--")}
     with_config = dataclasses.make_dataclass(
         options.__name__,
-        [("config", Annotated[Path | None, tyro.conf.arg(help=_CONFIG_HELP, metavar="FILE.yaml")], None)],
+        [("config", Annotated[Path | None, _CONFIG_OPTION], None)],
         bases=(options,),
         frozen=cast(Any, options).__dataclass_params__.frozen,
         kw_only=True,
@@ -78,9 +84,6 @@ def _close_groups(options: Any, default: Any, given: Collection[str], prefix: st
             if current is not None or any(option.startswith(inner) for option in given):
                 changes[name] = _close_groups(getattr(options, name), current or group(), given, inner)
     return dataclasses.replace(options, **changes)
-
-
-_CONFIG_HELP = "Defaults for these options, e.g. the config.yaml of a run folder; flags override it."
 
 
 def _config_path(argv: Sequence[str]) -> Path | None:
