@@ -29,7 +29,7 @@ _CONFIG_OPTION = tyro.conf.arg(
 )
 
 
-def parse(options: type[T], argv: Sequence[str], *, prog: str, description: str | None = None) -> T:
+def parse(options: type[T], argv: Sequence[str], *, prog: str) -> T:
     """Options from the command line, with the defaults of ``--config FILE.yaml`` where it is given.
 
     A group of options that may be None is switched on by giving any of its options. Exits as argparse does: 0 after
@@ -50,7 +50,7 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, description: str 
     filled = tyro.cli(
         with_config,
         prog=prog,
-        description=description or options.__doc__,
+        description=options.__doc__,
         args=list(argv),
         default=with_config(**_values(_open_groups(default))),
         config=(tyro.conf.AvoidSubcommands,),
