@@ -4,6 +4,7 @@ Importing the package registers its environments: ``import agentgym_tlm; gymnasi
 """
 
 import gymnasium
+from gymnasium.envs.registration import WrapperSpec
 
 __version__ = "0.1.0.dev0"
 
@@ -14,4 +15,5 @@ if "ALFWorld-v0" not in gymnasium.registry:
         id="ALFWorld-v0",
         entry_point="agentgym_tlm.envs.alfworld:ALFWorldEnv",
         max_episode_steps=50,
+        additional_wrappers=(WrapperSpec("StepLimit", "agentgym_tlm.envs.base:StepLimit", kwargs={}),),
     )
