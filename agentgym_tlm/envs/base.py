@@ -126,8 +126,8 @@ class TextEnv(gym.Env[str, str]):
     """Base of the package's environments; see the module docstring for ``info``.
 
     ``terminated`` is the simulator's end (won, or lost where a task can be lost); ``truncated`` the step limit. The
-    limit is counted here, from ``max_episode_steps``, so that it survives snapshots;
-    ``gym.make(..., max_episode_steps=N)`` sets it (its ``TimeLimit`` wrapper then agrees with it).
+    limit is counted here, from ``max_episode_steps`` (None: no limit), so that it survives snapshots;
+    ``gym.make(..., max_episode_steps=N)`` sets it through :class:`StepLimit`.
     """
 
     metadata = {"render_modes": ["ansi", "human"], "render_fps": 4}  # noqa: RUF012
@@ -140,14 +140,7 @@ class TextEnv(gym.Env[str, str]):
         self.render_mode = render_mode
         self.observation_space = TextSpace()
         self.action_space = TextSpace()
-        self._max_episode_steps = max_episode_steps
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        """Step limit of an episode: that of ``gym.make``, else the constructor's; None for no limit."""
-        if self.spec is not None and self.spec.max_episode_steps is not None:
-            return self.spec.max_episode_steps
-        return self._max_episode_steps
+        self.max_episode_steps = max_episode_steps
 
     @abstractmethod
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
@@ -186,3 +179,17 @@ class TextEnv(gym.Env[str, str]):
         if terminated:
             return StopReason.LOST.value
         return StopReason.MAX_STEPS.value if truncated else None
+
+
+class StepLimit(gym.Wrapper[str, str, str, str], gym.utils.RecordConstructorArgs):
+    """Hands the limit of ``gym.make(..., max_episode_steps=N)`` down to the :class:`TextEnv`.
+
+    Gymnasium tells it to its own ``TimeLimit`` wrapper only, whose truncation would come without a ``stop_reason``.
+    Every environment is registered with this wrapper as its outermost.
+    """
+
+    def __init__(self, env: gym.Env[str, str]) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        if isinstance(env.unwrapped, TextEnv) and env.spec is not None:
+            env.unwrapped.max_episode_steps = env.spec.max_episode_steps

