@@ -110,9 +110,10 @@ class Receptacle:
 
 @dataclass(frozen=True)
 class Scene:
-    """A room. ``homes`` maps an object class to (index of a receptacle, weight) where such objects are placed;
+    """A room.
 
-    ``tasks`` maps a task type to the (object class, receptacle or lamp class) pairs that the room allows.
+    ``homes`` maps an object class to the (index of a receptacle, weight) pairs where such objects are placed, ``tasks``
+    a task type to the (object class, receptacle or lamp class) pairs that the room allows.
     """
 
     number: int
