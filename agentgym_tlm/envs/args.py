@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import gymnasium as gym
+
+from agentgym_tlm.envs.base import TaskManifest, TextEnv
+from agentgym_tlm.errors import ConfigError
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvArgs:
@@ -28,3 +33,27 @@ class EnvArgs:
     def kwargs(self, split: str) -> dict[str, Any]:
         """Keyword arguments of ``gym.make(self.env, ...)`` for one split."""
         return {"split": split, **self.options}
+
+    def manifest(self, split: str) -> TaskManifest:
+        """Tasks of one split. Raises ConfigError when the id is not one of a text environment."""
+        env = gym.make(self.env, disable_env_checker=True, **self.kwargs(split))
+        try:
+            return text_env(env).manifest
+        finally:
+            env.close()
+
+    def version(self, split: str = "train") -> dict[str, str]:
+        """What the environments run on: engine, data source, versions."""
+        env = gym.make(self.env, disable_env_checker=True, **self.kwargs(split))
+        try:
+            return text_env(env).version()
+        finally:
+            env.close()
+
+
+def text_env(env: gym.Env[str, str]) -> TextEnv:
+    """The text environment inside the wrappers of ``gym.make``. Raises ConfigError when there is none."""
+    inner = env.unwrapped
+    if not isinstance(inner, TextEnv):
+        raise ConfigError(f"{env} is not a text environment of this package: it has no tasks, expert or snapshots")
+    return inner

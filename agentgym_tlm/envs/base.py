@@ -28,7 +28,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from agentgym_tlm.errors import TaskNotFoundError
+from agentgym_tlm.errors import ConfigError, TaskNotFoundError
 from agentgym_tlm.trajectory import StopReason
 
 Info = dict[str, Any]
@@ -92,6 +92,14 @@ class TaskManifest(Sequence[str]):
                 f"no task {value!r} among the {len(self)} tasks of {self.env_id} split {self.split!r} "
                 f"({self.source}){hint}"
             ) from None
+
+    def take(self, limit: int | None) -> list[str]:
+        """At most ``limit`` tasks, evenly spaced over the sorted ids so that every family is in; None: all of them."""
+        if limit is None or limit >= len(self):
+            return list(self.task_ids)
+        if limit < 1:
+            raise ConfigError(f"cannot take {limit} tasks: the number must be at least 1")
+        return [self.task_ids[i * len(self) // limit] for i in range(limit)]
 
     def __len__(self) -> int:
         return len(self.task_ids)

@@ -31,6 +31,7 @@ from agentgym_tlm.batch import Example, TokenLogprobs, TurnBatch, collate
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError, DependencyError, TrainingError
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.rollout import RolloutProgress
 from agentgym_tlm.trainers.args import RUN_INDEPENDENT, LoraArguments, TrainingArguments
 from agentgym_tlm.trainers.checkpoint import (
     TrainerState,
@@ -52,7 +53,8 @@ class Trainer(ABC, Generic[ArgsT]):
     """Improves a policy on environments.
 
     ``evaluate`` plays the policy on held-out tasks and returns numbers to log; it runs on the main process, every
-    ``eval_steps`` updates and when :meth:`evaluate` is called. ``on_log`` gets every line of ``metrics.jsonl``.
+    ``eval_steps`` updates and when :meth:`evaluate` is called. ``on_log`` gets every line of ``metrics.jsonl``;
+    ``on_rollout``, which may be set later, the progress of collecting data.
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class Trainer(ABC, Generic[ArgsT]):
         self.state = TrainerState()
         self.total_steps = 0  # updates of the current iteration
         self._evaluate = evaluate
-        self._on_log = on_log
+        self.on_log = on_log
+        self.on_rollout: Callable[[RolloutProgress], None] | None = None
         self._resume_from: Path | None = None
         AcceleratorState._reset_state()  # an earlier trainer of this process may have used another precision
         self.accelerator = Accelerator(
@@ -287,8 +290,8 @@ class Trainer(ABC, Generic[ArgsT]):
         self.output_dir.mkdir(parents=True, exist_ok=True)
         with (self.output_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
-        if self._on_log is not None:
-            self._on_log(record)
+        if self.on_log is not None:
+            self.on_log(record)
 
     def _run(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to be resumed, as a flat dictionary."""

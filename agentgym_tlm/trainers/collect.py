@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from agentgym_tlm.envs.args import EnvArgs
-from agentgym_tlm.envs.base import TextEnv
-from agentgym_tlm.errors import CheckpointError, ConfigError
+from agentgym_tlm.errors import CheckpointError
 from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
-from agentgym_tlm.rollout import rollout
+from agentgym_tlm.rollout import RolloutProgress, rollout
 from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajectories
-
-
-def training_tasks(envs: EnvArgs, split: str = "train", limit: int | None = None) -> list[str]:
-    """The first ``limit`` task ids of a split's manifest."""
-    env = gym.make(envs.env, disable_env_checker=True, **envs.kwargs(split))
-    unwrapped = env.unwrapped
-    if not isinstance(unwrapped, TextEnv):
-        raise ConfigError(f"{envs.env} is not a text environment of this package: it has no manifest of tasks")
-    tasks = list(unwrapped.manifest)
-    env.close()
-    return tasks[:limit]
 
 
 def play(
@@ -44,6 +31,7 @@ def play(
     samples_per_task: int = 1,
     seed: int = 0,
     n_slots: int = 32,
+    progress: Callable[[RolloutProgress], None] | None = None,
 ) -> list[Trajectory]:
     """Play ``tasks``, each process its share, logged to ``path``; every process gets all trajectories, in task order.
 
@@ -64,6 +52,7 @@ def play(
             seed=seed,
             writer=writer,
             resume=earlier,
+            progress=progress,
         )
     if world == 1:
         return mine

@@ -20,7 +20,7 @@ from torch import Tensor
 from agentgym_tlm.batch import Example, TurnBatch
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
-from agentgym_tlm.trainers.collect import expert_play, training_tasks
+from agentgym_tlm.trainers.collect import expert_play
 from agentgym_tlm.trajectory import Trajectory
 
 
@@ -33,7 +33,7 @@ class SFTArguments(TrainingArguments):
     num_train_epochs: float = 3.0
     """Passes over the trajectories."""
     num_tasks: int | None = None
-    """Training tasks that the expert plays, from the front of the manifest; None: all."""
+    """Training tasks that the expert plays, evenly spaced over the manifest; None: all."""
 
 
 def sft_loss(logprobs: Tensor, batch: TurnBatch) -> Tensor:
@@ -48,7 +48,7 @@ class SFTTrainer(Trainer[SFTArguments]):
     def train(self) -> None:
         """Let the environment's expert play the training tasks, and imitate its wins."""
         folder = self.claim_folder("expert")
-        tasks = training_tasks(self.envs, limit=self.args.num_tasks)
+        tasks = self.envs.manifest("train").take(self.args.num_tasks)
         path = folder / "expert.jsonl"
         self.train_trajectories(expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=self.args.seed))
 

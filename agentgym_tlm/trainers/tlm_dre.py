@@ -56,7 +56,7 @@ from agentgym_tlm.pairs import Pair, build_pairs, is_scored, read_pairs, score_p
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
-from agentgym_tlm.trainers.collect import expert_play, play, sampling_at, training_tasks
+from agentgym_tlm.trainers.collect import expert_play, play, sampling_at
 from agentgym_tlm.trajectory import Trajectory
 
 Kernel = Literal["ukl", "lsif", "bkl", "basu"]
@@ -107,7 +107,7 @@ class TLMDREArguments(TrainingArguments):
     num_iterations: int = 1
     """Rounds of sampling with the newest policy and learning from it; ``max_steps`` and epochs are per round."""
     num_tasks: int | None = None
-    """Training tasks to play, from the front of the manifest; None: all."""
+    """Training tasks to play, evenly spaced over the manifest; None: all."""
     samples_per_task: int = 1
     """Episodes that the policy samples on each task."""
     max_pairs_per_task: int | None = None
@@ -242,7 +242,7 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
         if folder.exists():
             return read_pairs(folder)
         args, seed = self.args, self.args.seed + self.state.iteration
-        tasks = training_tasks(self.envs, limit=args.num_tasks)
+        tasks = self.envs.manifest("train").take(args.num_tasks)
         path = self.output_dir / "expert.jsonl"
         expert = expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed)
         with sampling_at(self.policy, args.temperature):
@@ -254,6 +254,7 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
                 self._folder / "sampled.jsonl",
                 samples_per_task=args.samples_per_task,
                 seed=seed,
+                progress=self.on_rollout,
             )
         pairs, dropped = build_pairs(expert, sampled, max_pairs_per_task=args.max_pairs_per_task)
         self.log({"pairs": len(pairs), **{f"dropped_{reason}": n for reason, n in sorted(dropped.items())}})
