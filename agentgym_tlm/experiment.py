@@ -1,0 +1,294 @@
+"""The main job: imitate the expert, align, and evaluate before and after, in one resumable run folder.
+
+1. The environment's expert plays training tasks, with injected mistakes from which it recovers.
+2. SFT: the policy imitates the episodes that the expert won; the mistakes themselves are never trained on.
+3. The SFT policy is evaluated on every evaluation split.
+4. The trainer goes on from the SFT policy (tlm-DRE: sample, pair the failures with the expert, learn).
+5. The trained policy is evaluated on the same tasks.
+
+Every stage leaves its result in the run folder and is skipped once that is complete, so that a run killed at any moment
+goes on with ``resume`` and ends with the same numbers:
+
+=========================== =========================================================================
+``config.yaml``             all options; give it back with ``--config``
+``versions.json``           versions of the environment, the libraries and the machine
+``manifests/<split>.json``  the task ids of every split, with their hash
+``trajectories/*.jsonl``    turn logs of the expert and of every evaluation
+``sft/``, ``<trainer>/``    collected data, metrics, checkpoints, the trained ``policy/``
+``results.json``            success, turns and invalid actions of every policy on every split
+=========================== =========================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from accelerate import PartialState
+
+import agentgym_tlm
+from agentgym_tlm.config import dump
+from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.errors import CheckpointError, ConfigError
+from agentgym_tlm.evaluate import EvalResult, write_results
+from agentgym_tlm.policies import load_policy
+from agentgym_tlm.policies.base import Policy
+from agentgym_tlm.policies.expert import ExpertPolicy
+from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.policies.tiny import TINY_FORMAT, build_tiny, tokenizer_texts
+from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.rollout import RolloutProgress, rollout
+from agentgym_tlm.trainers.base import Trainer
+from agentgym_tlm.trainers.checkpoint import latest_checkpoint
+from agentgym_tlm.trainers.collect import sampling_at
+from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
+from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
+from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajectories
+
+Rollouts = Callable[[str], AbstractContextManager[Callable[[RolloutProgress], None]]]
+"""Shows the progress of one named rollout, e.g. :func:`agentgym_tlm.progress.rollout_progress`."""
+Training = Callable[[str], AbstractContextManager[Callable[[Mapping[str, float]], None]]]
+"""Shows the progress of one named training, from its log lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertArguments:
+    """What the policy imitates."""
+
+    num_tasks: int | None = 3000
+    """Training tasks that the expert plays, evenly spaced over the manifest; None: all."""
+    noise: float = 0.12
+    """Share of turns that are a plausible mistake, from which the expert recovers; mistakes are never trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyArguments:
+    """Shape of the ``tiny`` policy."""
+
+    hidden_size: int = 128
+    """Width."""
+    layers: int = 4
+    """Transformer blocks."""
+    heads: int = 4
+    """Attention heads."""
+    intermediate_size: int = 384
+    """Width of the feed-forward part."""
+    max_context: int = 4096
+    """Longest episode, in tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationArguments:
+    """How policies are evaluated, before and after."""
+
+    splits: tuple[str, ...] = ("valid_seen", "valid_unseen")
+    """Splits of the environment."""
+    num_tasks: int | None = None
+    """Tasks of each split, evenly spaced over its manifest; None: all."""
+    temperature: float = 0.0
+    """0 decodes greedily."""
+    n_slots: int = 64
+    """Episodes side by side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentConfig:
+    """Train an agent: imitate the expert, align with a trainer, evaluate before and after."""
+
+    trainer: Literal["sft", "tlm-dre"] = "tlm-dre"
+    """What goes on from the SFT policy; ``sft`` stops there."""
+    envs: Annotated[EnvArgs, tyro.conf.OmitArgPrefixes] = field(default_factory=EnvArgs)
+    policy: str = "tiny"
+    """``tiny`` (from scratch), ``smollm2``, a folder, or a hub id."""
+    seed: int = 0
+    """Seed of weights, data order and sampling: same seed and machine, same numbers."""
+    output_dir: Path | None = None
+    """Run folder; None: ``runs/<environment>-<trainer>-<policy>-seed<seed>``."""
+    resume: bool = False
+    """Go on with the run folder where it stopped."""
+    sft_policy: Path | None = None
+    """Folder of an SFT policy to start from, such as ``sft/policy`` of another run, instead of imitating the expert."""
+    num_threads: int = 1
+    """Torch threads on a CPU. More than one helps only on cores that are otherwise idle."""
+    expert: ExpertArguments = field(default_factory=ExpertArguments)
+    tiny: TinyArguments = field(default_factory=TinyArguments)
+    sft: SFTArguments = field(default_factory=SFTArguments)
+    tlm_dre: TLMDREArguments = field(default_factory=TLMDREArguments)
+    evaluation: EvaluationArguments = field(default_factory=EvaluationArguments)
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        name = f"{self.envs.env}-{self.trainer}-{Path(self.policy).name}-seed{self.seed}"
+        return self.output_dir or Path("runs") / name.lower()
+
+
+class Experiment:
+    """One run of the main job in its folder; :meth:`run` does all of it."""
+
+    def __init__(self, config: ExperimentConfig, *, rollouts: Rollouts, training: Training) -> None:
+        self.config = config
+        self.folder = config.run_dir
+        self._rollouts = rollouts
+        self._training = training
+        if not torch.cuda.is_available():
+            torch.set_num_threads(config.num_threads)
+
+    def run(self) -> list[EvalResult]:
+        """All stages, or those that an earlier call left undone; the results are those of ``results.json``.
+
+        Raises CheckpointError when the folder holds another run, or this one and ``resume`` is off.
+        """
+        config = self.config
+        with PartialState().main_process_first():
+            self._open_folder()
+        sft_dir = self.folder / "sft"
+        if config.sft_policy is not None:
+            policy = LanguageModelPolicy.load(config.sft_policy)
+        elif (sft_dir / "policy").is_dir():
+            policy = LanguageModelPolicy.load(sft_dir / "policy")
+        else:
+            policy = self._imitate(sft_dir)
+        results = self._evaluate(policy, "sft")
+        if config.trainer != "sft":
+            final_dir = self.folder / config.trainer
+            if (final_dir / "policy").is_dir():
+                policy = LanguageModelPolicy.load(final_dir / "policy")
+            else:
+                policy.weights_changed("sft")
+                self._fit(trainer := self._trainer(policy, final_dir), trainer.train)
+            results += self._evaluate(policy, config.trainer)
+        if PartialState().is_main_process:
+            write_results(self.folder / "results.json", results)
+        return results
+
+    def _open_folder(self) -> None:
+        """Create the run folder, or check that it holds this very run."""
+        config, file = self.config, self.folder / "config.yaml"
+        text = dump(replace(config, resume=False, output_dir=self.folder))
+        if not PartialState().is_main_process:
+            return
+        if file.exists():
+            if not config.resume:
+                raise CheckpointError(
+                    f"{self.folder} holds a run already: add --resume to go on with it, or choose another --output-dir"
+                )
+            if file.read_text(encoding="utf-8") != text:
+                raise CheckpointError(
+                    f"{self.folder} holds a run with other options (see its config.yaml): resume it "
+                    f"with --config {file} --resume, or choose another --output-dir"
+                )
+            return
+        (self.folder / "manifests").mkdir(parents=True, exist_ok=True)
+        _write_json(self.folder / "versions.json", self._versions())
+        for split in ("train", *config.evaluation.splits):
+            manifest = config.envs.manifest(split)
+            _write_json(
+                self.folder / "manifests" / f"{split}.json",
+                {
+                    "env_id": manifest.env_id,
+                    "split": split,
+                    "source": manifest.source,
+                    "sha256": manifest.sha256,
+                    "task_ids": list(manifest),
+                },
+            )
+        file.write_text(text, encoding="utf-8")
+
+    def _versions(self) -> dict[str, Any]:
+        libraries = ("torch", "transformers", "accelerate", "gymnasium", "numpy")
+        return {
+            "agentgym-tlm": agentgym_tlm.__version__,
+            "environment": self.config.envs.version(),
+            "python": platform.python_version(),
+            "machine": platform.platform(),
+            **{name: metadata.version(name) for name in libraries},
+        }
+
+    def _imitate(self, folder: Path) -> LanguageModelPolicy:
+        """SFT on the expert's wins, from scratch for ``tiny``; returns the trained policy."""
+        config = self.config
+        tiny = config.policy == "tiny"
+        pretrained = None if tiny else load_policy(config.policy)
+        if pretrained is not None and not isinstance(pretrained, LanguageModelPolicy):
+            raise ConfigError(f"--policy {config.policy} is not a language model: there is nothing to train")
+        played = self._play_expert(TINY_FORMAT if pretrained is None else pretrained.format)
+        expert = [trajectory for trajectory in played if trajectory.won]
+        policy = pretrained or self._build_tiny(expert)
+        trainer = SFTTrainer(policy, config.envs, replace(config.sft, output_dir=str(folder), seed=config.seed))
+        encoded = [policy.renderer.encode_trajectory(trajectory) for trajectory in expert]
+        self._fit(trainer, lambda: trainer.train_trajectories(encoded))
+        return policy
+
+    def _play_expert(self, format: ReactFormat) -> list[Trajectory]:
+        config = self.config
+        tasks = config.envs.manifest("train").take(config.expert.num_tasks)
+        policy = ExpertPolicy(noise=config.expert.noise, format=format)
+        return self._play(policy, "train", tasks, "expert", n_slots=1)
+
+    def _build_tiny(self, expert: Sequence[Trajectory]) -> LanguageModelPolicy:
+        shape = self.config.tiny
+        return build_tiny(
+            tokenizer_texts(expert),
+            hidden_size=shape.hidden_size,
+            layers=shape.layers,
+            heads=shape.heads,
+            intermediate=shape.intermediate_size,
+            max_context=shape.max_context,
+            seed=self.config.seed,
+        )
+
+    def _trainer(self, policy: LanguageModelPolicy, folder: Path) -> Trainer[Any]:
+        """The trainer that goes on from the SFT policy."""
+        config = self.config
+        return TLMDRETrainer(policy, config.envs, replace(config.tlm_dre, output_dir=str(folder), seed=config.seed))
+
+    def _fit(self, trainer: Trainer[Any], train: Callable[[], None]) -> None:
+        """Train, going on from the newest checkpoint if there is one, and save the policy."""
+        if latest_checkpoint(trainer.output_dir) is not None:
+            trainer.resume()
+        with self._training(trainer.output_dir.name) as trainer.on_log, self._rollouts("samples") as trainer.on_rollout:
+            train()
+        trainer.save()
+
+    def _evaluate(self, policy: LanguageModelPolicy, label: str) -> list[EvalResult]:
+        """The policy on every evaluation split; ``label`` names it in the table and in the logs."""
+        options = self.config.evaluation
+        results = []
+        for split in options.splits:
+            tasks = self.config.envs.manifest(split).take(options.num_tasks)
+            with sampling_at(policy, options.temperature):
+                played = self._play(policy, split, tasks, f"{label}-{split}", n_slots=options.n_slots)
+            results.append(EvalResult.of(played, label=label))
+        return results
+
+    def _play(self, policy: Policy, split: str, tasks: Sequence[str], name: str, *, n_slots: int) -> list[Trajectory]:
+        """Play ``tasks``, logged to ``trajectories/<name>.jsonl``; what is logged already is not played again."""
+        path = self.folder / "trajectories" / f"{name}.jsonl"
+        with PartialState().main_process_first():
+            earlier = list(read_trajectories(path)) if path.exists() else []
+            with TrajectoryWriter(path) as writer, self._rollouts(name) as progress:
+                return rollout(
+                    policy,
+                    self.config.envs.env,
+                    tasks,
+                    split=split,
+                    n_slots=n_slots,
+                    env_kwargs=self.config.envs.options,
+                    seed=self.config.seed,
+                    writer=writer,
+                    resume=earlier,
+                    progress=progress,
+                )
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
