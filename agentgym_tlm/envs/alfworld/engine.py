@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from agentgym_tlm.envs.alfworld.problem import World
 
@@ -46,6 +46,39 @@ Available commands:
   cool (object) with (receptacle):  cool an object using a receptacle
   slice (object) with (object):     slice an object using a sharp object
 """
+
+
+class Engine(Protocol):
+    """One game being played: what the environment needs of the native engine and of TextWorld."""
+
+    action_valid: bool  # whether the last command was admissible
+
+    def reset(self) -> str:
+        """Start over; returns the first observation, welcome line and task sentence included."""
+        ...
+
+    def step(self, action: str) -> str:
+        """Play one command and return the feedback."""
+        ...
+
+    def admissible_commands(self) -> list[str]:
+        """All commands that do something now, sorted."""
+        ...
+
+    @property
+    def won(self) -> bool:
+        """Whether the goal holds now."""
+        ...
+
+    @property
+    def goal_fraction(self) -> float:
+        """Share of the goal's conditions that hold now: see :meth:`World.goal_fraction`."""
+        ...
+
+    def close(self) -> None:
+        """Release what the game holds; it cannot be played afterwards."""
+        ...
+
 
 Command = tuple[Callable[["NativeEngine", int, int], str], int, int]  # what runs it, and its two arguments
 
@@ -123,6 +156,9 @@ class NativeEngine:
         copy._states = {name: objects.copy() for name, objects in self._states.items()}
         copy._commands = {}
         return copy
+
+    def close(self) -> None:
+        """Nothing to release."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_commands": {}}

@@ -41,6 +41,7 @@ class TextWorldEngine:
     def __init__(self, world: World, action_style: ActionStyle = "move") -> None:
         self.world = world
         self.action_style: ActionStyle = action_style
+        require_textworld()
         with _contained():
             self._env = _IDLE.pop() if _IDLE else _make_env()
             self._finalizer = weakref.finalize(self, _IDLE.append, self._env)
@@ -109,6 +110,15 @@ class TextWorldEngine:
         return _replay, (self.world, self.action_style, list(self._actions))
 
 
+def require_textworld() -> None:
+    """Raise DependencyError unless ``alfworld`` and ``textworld`` are installed."""
+    for name in ("alfworld", "textworld"):
+        if importlib.util.find_spec(name) is None:
+            raise DependencyError(
+                f"engine='textworld' needs the package {name}: pip install 'agentgym-tlm[alfworld]' (Linux and macOS)"
+            )
+
+
 def _replay(world: World, action_style: ActionStyle, actions: list[str]) -> TextWorldEngine:
     engine = TextWorldEngine(world, action_style)
     for action in actions:
@@ -132,13 +142,10 @@ def _contained() -> Iterator[None]:
 
 
 def _make_env() -> Any:
-    try:
-        import textworld
-        from textworld.envs.pddl import PddlEnv
+    import textworld
+    from textworld.envs.pddl import PddlEnv
 
-        return PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True))
-    except ImportError as error:
-        raise _missing(error) from error
+    return PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True))
 
 
 def _show_names(env: Any) -> dict[str, str]:
@@ -172,15 +179,9 @@ def _game_file(world: World, action_style: ActionStyle) -> dict[str, Any]:
 
 @cache
 def _logic() -> tuple[str, str]:
+    """ALFWorld's domain and grammar, read without importing the package (which sets an environment variable)."""
     spec = importlib.util.find_spec("alfworld")
-    if spec is None or not spec.submodule_search_locations:
-        raise _missing(None)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
     data = Path(spec.submodule_search_locations[0]) / "data"
     return (data / "alfred.pddl").read_text(encoding="utf-8"), (data / "alfred.twl2").read_text(encoding="utf-8")
-
-
-def _missing(error: ImportError | None) -> DependencyError:
-    return DependencyError(
-        "engine='textworld' needs the packages alfworld and textworld: pip install 'agentgym-tlm[alfworld]'"
-        + (f" ({error})" if error else "")
-    )
