@@ -107,7 +107,7 @@ class ExperimentConfig:
     """What goes on from the SFT policy; ``sft`` stops there."""
     envs: Annotated[EnvArgs, tyro.conf.OmitArgPrefixes] = field(default_factory=EnvArgs)
     policy: str = "tiny"
-    """``tiny`` (from scratch), ``smollm2``, a folder, or a hub id."""
+    """``tiny`` (from scratch), ``smollm2``, a folder, or a hub id; the defaults below depend on it."""
     seed: int = 0
     """Seed of weights, data order and sampling: same seed and machine, same numbers."""
     output_dir: Path | None = None
@@ -123,6 +123,30 @@ class ExperimentConfig:
     sft: SFTArguments = field(default_factory=SFTArguments)
     tlm_dre: TLMDREArguments = field(default_factory=TLMDREArguments)
     evaluation: EvaluationArguments = field(default_factory=EvaluationArguments)
+
+    @classmethod
+    def for_policy(cls, policy: str) -> ExperimentConfig:
+        """The defaults for a policy: tuned for ``tiny``, and for pretrained models the paper's for 7B on ALFWorld."""
+        if policy != "tiny":
+            return cls(policy=policy)
+        return cls(
+            policy=policy,
+            sft=SFTArguments(
+                learning_rate=3e-3,
+                per_device_train_batch_size=16,
+                num_train_epochs=3,
+                warmup_ratio=0.05,
+                weight_decay=0.01,
+                adam_beta2=0.98,
+                mixed_precision="bf16",
+            ),
+            tlm_dre=TLMDREArguments(
+                learning_rate=5e-5,
+                per_device_train_batch_size=16,
+                gradient_accumulation_steps=1,
+                mixed_precision="bf16",
+            ),
+        )
 
     @property
     def run_dir(self) -> Path:
