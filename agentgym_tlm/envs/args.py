@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
 
 from agentgym_tlm.envs.base import TaskManifest, TextEnv
 from agentgym_tlm.errors import ConfigError
@@ -57,3 +58,12 @@ def text_env(env: gym.Env[str, str]) -> TextEnv:
     if not isinstance(inner, TextEnv):
         raise ConfigError(f"{env} is not a text environment of this package: it has no tasks, expert or snapshots")
     return inner
+
+
+def env_class(env_id: str) -> type[TextEnv]:
+    """The class behind an environment id. Raises ConfigError when it is not a text environment's."""
+    entry_point = gym.spec(env_id).entry_point
+    creator: object = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    if not (isinstance(creator, type) and issubclass(creator, TextEnv)):
+        raise ConfigError(f"{env_id} is not a text environment of this package: it has no tasks, expert or snapshots")
+    return creator

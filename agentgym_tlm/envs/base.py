@@ -22,7 +22,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, SupportsFloat
+from typing import Any, ClassVar, Protocol, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -140,6 +140,8 @@ class TextEnv(gym.Env[str, str]):
 
     metadata = {"render_modes": ["ansi", "human"], "render_fps": 4}  # noqa: RUF012
 
+    splits: ClassVar[tuple[str, ...]] = ()
+    """Every split there can be; which of them exist depends on the data."""
     manifest: TaskManifest
 
     def __init__(self, *, render_mode: str | None = None, max_episode_steps: int | None = None) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import gymnasium as gym
-from gymnasium.envs.registration import load_env_creator
-
-from agentgym_tlm.envs.base import Expert, TextEnv
+from agentgym_tlm.envs.args import env_class
+from agentgym_tlm.envs.base import Expert
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.base import Conversation, Generation
 from agentgym_tlm.prompt import ReactFormat
@@ -39,7 +37,7 @@ class ExpertPolicy:
 
     def _act(self, conversation: Conversation) -> Generation:
         if conversation.memory is None:
-            conversation.memory = _env_class(conversation.env_id).expert()
+            conversation.memory = env_class(conversation.env_id).expert()
         expert: Expert = conversation.memory
         observation = conversation.observations[-1]
         if self.noise and conversation.rng.random() < self.noise:
@@ -47,12 +45,3 @@ class ExpertPolicy:
             if mistake is not None:
                 return Generation(self.format.compose(*mistake), trainable=False)
         return Generation(self.format.compose(*expert.act(observation)))
-
-
-def _env_class(env_id: str) -> type[TextEnv]:
-    """The class behind an environment id."""
-    entry_point = gym.spec(env_id).entry_point
-    creator: object = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    if not (isinstance(creator, type) and issubclass(creator, TextEnv)):
-        raise ConfigError(f"{env_id} is not an agentgym_tlm TextEnv, so that it has no expert")
-    return creator

@@ -15,7 +15,7 @@ from agentgym_tlm import __version__
 from agentgym_tlm.envs.alfworld.engine import PLACE_COMMAND, WELCOME, ActionStyle, Engine, NativeEngine
 from agentgym_tlm.envs.alfworld.generator import DEFAULT, GeneratorConfig, task_type
 from agentgym_tlm.envs.alfworld.problem import TASK_TYPES, Game, World
-from agentgym_tlm.envs.alfworld.sources import open_source
+from agentgym_tlm.envs.alfworld.sources import SPLITS, open_source
 from agentgym_tlm.envs.alfworld.textworld_engine import TextWorldEngine, require_textworld
 from agentgym_tlm.envs.base import Expert, Info, TaskManifest, TextEnv
 from agentgym_tlm.errors import ConfigError
@@ -102,6 +102,8 @@ class ALFWorldEnv(TextEnv):
     ## Version History
     - v0: first version, ALFWorld data format 2.1.2.
     """
+
+    splits = SPLITS
 
     def __init__(
         self,
