@@ -38,6 +38,7 @@ from agentgym_tlm.trainers.checkpoint import (
     latest_checkpoint,
     preserved_rng,
     read_checkpoint,
+    replaced_folder,
     save_checkpoint,
 )
 from agentgym_tlm.trainers.collect import claim
@@ -76,6 +77,7 @@ class Trainer(ABC, Generic[ArgsT]):
         self.on_log = on_log
         self.on_rollout: Callable[[RolloutProgress], None] | None = None
         self._resume_from: Path | None = None
+        self._updated = False  # since the policy was last told
         AcceleratorState._reset_state()  # an earlier trainer of this process may have used another precision
         self.accelerator = Accelerator(
             mixed_precision=args.mixed_precision,
@@ -90,6 +92,8 @@ class Trainer(ABC, Generic[ArgsT]):
         policy.model = model if args.lora is None else _with_lora(model, args.lora)
         if args.gradient_checkpointing:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        if args.report_to:
+            self.accelerator.init_trackers("agentgym-tlm", config={"run": json.dumps(self._run())})
 
     @abstractmethod
     def train(self) -> None:
@@ -109,8 +113,7 @@ class Trainer(ABC, Generic[ArgsT]):
             raise ConfigError("this trainer was made without an evaluation: pass evaluate=...")
         results: dict[str, float] = {}
         if self.accelerator.is_main_process:
-            self.policy.weights_changed()
-            self.policy.model.eval()
+            self._tell_policy()
             with preserved_rng():
                 results = dict(self._evaluate(self.policy))
             self.log({f"eval_{name}": value for name, value in results.items()})
@@ -118,7 +121,7 @@ class Trainer(ABC, Generic[ArgsT]):
         return results
 
     def save(self) -> Path:
-        """Write the policy to ``<output_dir>/policy`` and return that path.
+        """Write the policy to ``<output_dir>/policy`` and return that path; it is there completely or not at all.
 
         Adapters are merged into its weights there, and written by themselves to ``<output_dir>/adapter``.
         """
@@ -128,7 +131,8 @@ class Trainer(ABC, Generic[ArgsT]):
             if self.args.lora is not None:
                 trained.save_pretrained(self.output_dir / "adapter")
                 self.policy.model = copy.deepcopy(trained).merge_and_unload()
-            self.policy.save(path)
+            with replaced_folder(path) as partial:
+                self.policy.save(partial)
             self.policy.model = trained
         self.accelerator.wait_for_everyone()
         return path
@@ -188,6 +192,7 @@ class Trainer(ABC, Generic[ArgsT]):
             if not self._optimizer.step_was_skipped:
                 self._scheduler.step()
             self._optimizer.zero_grad()
+            self._updated = True
             state.step += 1
             state.fit_step += 1
             state.tokens += (tokens := sum(len(row.input_ids) for i in members for e in items[i] for row in e.rows))
@@ -195,7 +200,13 @@ class Trainer(ABC, Generic[ArgsT]):
             window["updates"] += 1
             window["seconds"] += time.perf_counter() - started
             self._after_update(window, plan.updates_per_epoch)
-        self.policy.weights_changed()
+        self._tell_policy()
+
+    def _tell_policy(self) -> None:
+        """Leave the policy ready to play with its newest weights."""
+        if self._updated:
+            self.policy.weights_changed()
+            self._updated = False
         self.policy.model.eval()
 
     def _prepare(self, data: str) -> None:
@@ -226,12 +237,12 @@ class Trainer(ABC, Generic[ArgsT]):
             self.state.data = data
             self.state.fit_step = 0
             set_seed(args.seed + self.state.iteration, device_specific=True)
-            accelerator.init_trackers("agentgym-tlm", config={"run": json.dumps(self._run())})
             return
         if self.state.data != data:
             raise CheckpointError(f"{self._resume_from} was trained on other data than this run collected or was given")
         _, scheduler = read_checkpoint(self._resume_from, self._run())
         accelerator.load_state(str(self._resume_from))
+        self._updated = True
         self._scheduler.load_state_dict(scheduler)
         self._resume_from = None
 

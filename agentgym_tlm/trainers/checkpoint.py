@@ -62,24 +62,13 @@ def save_checkpoint(
     run (see :func:`read_checkpoint`). Afterwards only the newest ``limit`` checkpoints are kept.
     """
     final = folder / f"checkpoint-{state.step}"
-    partial = final.with_name(final.name + ".partial")
-    if accelerator.is_main_process:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    accelerator.wait_for_everyone()
-    accelerator.save_state(str(partial), safe_serialization=False)  # torch.save keeps tied weights tied
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        record = {"state": asdict(state), "scheduler": scheduler, "run": run}
-        (partial / STATE_FILE).write_text(json.dumps(record, indent=1), encoding="utf-8")
-        for path in [*partial.rglob("*"), partial]:
-            _sync(path)
-        if final.exists():
-            _remove(final)
-        partial.rename(final)
-        _sync(folder)
-        if limit is not None:
-            _prune(folder, limit)
+    with replaced_folder(final, accelerator) as partial:
+        accelerator.save_state(str(partial), safe_serialization=False)  # torch.save keeps tied weights tied
+        if accelerator.is_main_process:
+            record = {"state": asdict(state), "scheduler": scheduler, "run": run}
+            (partial / STATE_FILE).write_text(json.dumps(record, indent=1), encoding="utf-8")
+    if accelerator.is_main_process and limit is not None:
+        _prune(folder, limit)
     accelerator.wait_for_everyone()
     return final
 
@@ -106,6 +95,31 @@ def read_checkpoint(path: str | os.PathLike[str], run: dict[str, Any]) -> tuple[
 
 
 @contextmanager
+def replaced_folder(final: Path, accelerator: Accelerator | None = None) -> Iterator[Path]:
+    """A folder to write into that becomes ``final``, synced to the disk, when the block ends without an error.
+
+    With an ``accelerator`` the block runs on every process, without one in this process only.
+    """
+    partial = final.with_name(final.name + ".partial")
+    main = accelerator is None or accelerator.is_main_process
+    if main:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    if accelerator is not None:
+        accelerator.wait_for_everyone()
+    yield partial
+    if accelerator is not None:
+        accelerator.wait_for_everyone()
+    if main:
+        for path in [*partial.rglob("*"), partial]:
+            _sync(path)
+        if final.exists():
+            _remove(final)
+        partial.rename(final)
+        _sync(final.parent)
+
+
+@contextmanager
 def preserved_rng() -> Iterator[None]:
     """Whatever happens inside leaves the random states of training (python, numpy, torch, CUDA) as they were."""
     python, numpy = random.getstate(), np.random.get_state()
@@ -123,10 +137,10 @@ def _prune(folder: Path, limit: int) -> None:
         _remove(folder / f"checkpoint-{step}")
 
 
-def _remove(checkpoint: Path) -> None:
-    doomed = checkpoint.with_name(checkpoint.name + ".partial")  # a half-removed folder must not look complete
+def _remove(folder: Path) -> None:
+    doomed = folder.with_name(folder.name + ".old")  # a half-removed folder must not look complete
     shutil.rmtree(doomed, ignore_errors=True)
-    checkpoint.rename(doomed)
+    folder.rename(doomed)
     shutil.rmtree(doomed)
 
 
