@@ -166,7 +166,8 @@ class ALFWorldEnv(TextEnv):
         self._actions.append(action)
         info = self._info()
         terminated: bool = info["won"]
-        truncated = not terminated and len(self._actions) == self.max_episode_steps
+        limit = self.max_episode_steps
+        truncated = not terminated and limit is not None and len(self._actions) >= limit
         self._stop_reason = self.stop_reason(won=terminated, terminated=terminated, truncated=truncated)
         info["stop_reason"] = self._stop_reason
         self._render_human()
