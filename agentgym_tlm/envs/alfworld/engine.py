@@ -81,6 +81,7 @@ class Engine(Protocol):
 
 
 Command = tuple[Callable[["NativeEngine", int, int], str], int, int]  # what runs it, and its two arguments
+Menu = tuple[dict[str, Command], list[str]]  # the admissible commands, and their sorted list
 
 
 class NativeEngine:
@@ -95,6 +96,7 @@ class NativeEngine:
         self.world = world
         self.action_style: ActionStyle = action_style
         self.allow_revisit = allow_revisit
+        self._standing: dict[int, dict[str, Command]] = {}  # commands that a place always has
         self.reset()
 
     def reset(self) -> str:
@@ -110,14 +112,16 @@ class NativeEngine:
             set()
         )  # (object, receptacle) that it was taken from and not put back in
         self._states = {name: set(world.affordances[name]) for name in _STATES}
-        # Commands by place and held object. A place's receptacles change only while the agent stands there, and are
-        # then forgotten, so that an entry is never stale.
-        self._commands: dict[int, dict[int | None, dict[str, Command]]] = {}
+        # What follows from the state and is remembered until it changes. The receptacles of a place change only while
+        # the agent stands there, so that forgetting the place's menus (by held object) then is enough.
+        self._menus: dict[int, dict[int | None, Menu]] = {}
+        self._views: dict[int, str] = {}  # what each receptacle looks like
+        self._fraction: float | None = None
         return f"{WELCOME}{self._introduction()}\n\nYour task is to: {world.game.task}"
 
     def step(self, action: str) -> str:
         """Play one command and return the feedback."""
-        command = self._admissible().get(action.strip())
+        command = self._menu()[0].get(action.strip())
         self.action_valid = command is not None
         if command is None:
             return NOTHING_HAPPENS
@@ -126,7 +130,7 @@ class NativeEngine:
 
     def admissible_commands(self) -> list[str]:
         """All commands that do something now, sorted."""
-        return list(self._admissible())
+        return self._menu()[1].copy()
 
     @property
     def won(self) -> bool:
@@ -136,14 +140,16 @@ class NativeEngine:
     @property
     def goal_fraction(self) -> float:
         """Share of the goal's conditions that hold now: see :meth:`World.goal_fraction`."""
-        treated = self.world.goal.treated
-        return self.world.goal_fraction(
-            self._contents,
-            self._states[treated] if treated else (),
-            self._states["istoggled"],
-            self._held,
-            self._location,
-        )
+        if self._fraction is None:
+            treated = self.world.goal.treated
+            self._fraction = self.world.goal_fraction(
+                self._contents,
+                self._states[treated] if treated else (),
+                self._states["istoggled"],
+                self._held,
+                self._location,
+            )
+        return self._fraction
 
     def clone(self) -> NativeEngine:
         """Independent copy of the running game; the static world is shared."""
@@ -154,42 +160,51 @@ class NativeEngine:
         copy._positions = self._positions.copy()
         copy._taken_from = self._taken_from.copy()
         copy._states = {name: objects.copy() for name, objects in self._states.items()}
-        copy._commands = {}
+        copy._menus, copy._views = {}, self._views.copy()
         return copy
 
     def close(self) -> None:
         """Nothing to release."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_commands": {}}
+        return {**self.__dict__, "_standing": {}, "_menus": {}, "_views": {}}
 
     # What can be done
 
-    def _admissible(self) -> dict[str, Command]:
-        by_held = self._commands.get(self._location)
-        if by_held is None:
-            by_held = self._commands[self._location] = {}
-        commands = by_held.get(self._held)
+    def _menu(self) -> Menu:
+        menus = self._menus.get(self._location)
+        if menus is None:
+            menus = self._menus[self._location] = {}
+        menu = menus.get(self._held)
+        if menu is None:
+            commands = self._standing_commands() | self._passing_commands()
+            menu = menus[self._held] = commands, sorted(commands)
+        return menu
+
+    def _standing_commands(self) -> dict[str, Command]:
+        """What can be done at this place whatever has happened."""
+        world, engine, location = self.world, NativeEngine, self._location
+        commands = self._standing.get(location)
         if commands is None:
-            found = self._find_commands()
-            commands = by_held[self._held] = {text: found[text] for text in sorted(found)}
+            commands = self._standing[location] = {
+                "look": (engine._look, 0, 0),
+                "inventory": (engine._inventory, 0, 0),
+                "help": (engine._help, 0, 0),
+            }
+            for r, name in enumerate(world.receptacles):
+                if world.locations[r] == location:
+                    commands[f"examine {name}"] = (engine._examine_receptacle, r, 0)
+                if self.allow_revisit or world.locations[r] != location:
+                    commands[f"go to {name}"] = (engine._go, r, 0)
         return commands
 
-    def _find_commands(self) -> dict[str, Command]:
+    def _passing_commands(self) -> dict[str, Command]:
+        """What can be done here as things are now."""
         world, engine, location, held = self.world, NativeEngine, self._location, self._held
-        here = world.here.get(location, ())
         able = world.affordances
-        commands: dict[str, Command] = {
-            "look": (engine._look, 0, 0),
-            "inventory": (engine._inventory, 0, 0),
-            "help": (engine._help, 0, 0),
-        }
-        for r, name in enumerate(world.receptacles):
-            if self.allow_revisit or world.locations[r] != location:
-                commands[f"go to {name}"] = (engine._go, r, 0)
-        for r in here:
+        commands: dict[str, Command] = {}
+        for r in world.here.get(location, ()):
             name = world.receptacles[r]
-            commands[f"examine {name}"] = (engine._examine_receptacle, r, 0)
             if r in world.openable:
                 if r in self._opened:
                     commands[f"close {name}"] = (engine._close, r, 0)
@@ -207,7 +222,7 @@ class NativeEngine:
         thing = world.objects[held]
         commands[f"examine {thing}"] = (engine._examine_object, held, 0)
         place = PLACE_COMMAND[self.action_style]
-        for r in here:
+        for r in world.here.get(location, ()):
             name = world.receptacles[r]
             if self._accessible(r) and (world.receptacle_types[r], world.object_types[held]) in world.can_contain:
                 commands[place.format(thing, name)] = (engine._place, held, r)
@@ -251,15 +266,21 @@ class NativeEngine:
 
     def _go(self, r: int, _second: int) -> str:
         self._location = self.world.locations[r]
+        if self._states["istoggled"]:
+            self._fraction = None
         return f"You arrive at {self.world.receptacles[r]}. {self._examine_receptacle(r, 0)}"
 
     def _examine_receptacle(self, r: int, _second: int) -> str:
-        world = self.world
-        name = world.receptacles[r]
+        view = self._views.get(r)
+        if view is None:
+            view = self._views[r] = self._look_at(r)
+        return view
+
+    def _look_at(self, r: int) -> str:
+        world, name = self.world, self.world.receptacles[r]
         if not self._accessible(r):
             return f"The {name} is closed."
-        phrases = world.phrases
-        contents = _listing([phrases[o] for o in self._contents[r]])
+        contents = _listing([world.phrases[o] for o in self._contents[r]])
         if r in world.openable:
             return f"The {name} is open. In it, you see {contents}."
         return f"On the {name}, you see {contents}."
@@ -283,14 +304,20 @@ class NativeEngine:
             return f"This is a sliced {name}."
         return f"There's nothing special about {name}."
 
+    def _change(self, r: int) -> None:
+        """Forget what followed from the state of a receptacle here."""
+        self._menus.pop(self._location, None)
+        self._views.pop(r, None)
+        self._fraction = None
+
     def _open(self, r: int, _second: int) -> str:
         self._opened.add(r)
-        self._commands.pop(self._location)
+        self._change(r)
         return f"You open the {self.world.receptacles[r]}. {self._examine_receptacle(r, 0)}"
 
     def _close(self, r: int, _second: int) -> str:
         self._opened.remove(r)
-        self._commands.pop(self._location)
+        self._change(r)
         return f"You close the {self.world.receptacles[r]}."
 
     def _take(self, o: int, r: int) -> str:
@@ -298,7 +325,7 @@ class NativeEngine:
         self._taken_from.add((o, r))
         self._positions.discard((o, self._location))
         self._held = o
-        self._commands.pop(self._location)
+        self._change(r)
         return f"You pick up the {self.world.objects[o]} from the {self.world.receptacles[r]}."
 
     def _place(self, o: int, r: int) -> str:
@@ -307,25 +334,29 @@ class NativeEngine:
         self._taken_from.discard((o, r))
         self._positions.add((o, self._location))
         self._held = None
-        self._commands.pop(self._location)
+        self._change(r)
         return PLACE_FEEDBACK[self.action_style].format(self.world.objects[o], self.world.receptacles[r])
 
     def _clean(self, o: int, r: int) -> str:
         self._states["isclean"].add(o)
+        self._fraction = None
         return f"You clean the {self.world.objects[o]} using the {self.world.receptacles[r]}."
 
     def _heat(self, o: int, r: int) -> str:
         self._states["ishot"].add(o)
         self._states["iscool"].discard(o)
+        self._fraction = None
         return f"You heat the {self.world.objects[o]} using the {self.world.receptacles[r]}."
 
     def _cool(self, o: int, r: int) -> str:
         self._states["iscool"].add(o)
         self._states["ishot"].discard(o)
+        self._fraction = None
         return f"You cool the {self.world.objects[o]} using the {self.world.receptacles[r]}."
 
     def _use(self, o: int, _second: int) -> str:
         self._states["istoggled"].add(o)
+        self._fraction = None
         return f"You turn on the {self.world.objects[o]}."
 
     def _slice(self, o: int, knife: int) -> str:
