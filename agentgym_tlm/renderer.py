@@ -28,7 +28,7 @@ CHATML = (
 )
 """A prefix-preserving template for models with ChatML tokens (Qwen, SmolLM2, ...)."""
 
-_USER, _LATER, _ANSWER = "USER-MESSAGE", "LATER-MESSAGE", "Thought: RESPONSE"
+_USER, _LATER, _ANSWER = "First message", "Later message", "Thought: Some response"
 _REMEDY = (
     "Give the tokenizer a template that keeps earlier turns as they were, e.g. tokenizer.chat_template = "
     "agentgym_tlm.renderer.CHATML for a model with ChatML tokens."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +16,11 @@ import numpy as np
 
 from agentgym_tlm.envs.base import Expert, Info, TaskManifest, TextEnv
 from agentgym_tlm.errors import EnvironmentFailureError
+from agentgym_tlm.policies.expert import ExpertPolicy
+from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.policies.tiny import build_tiny, tokenizer_texts
+from agentgym_tlm.rollout import rollout
+from agentgym_tlm.trajectory import Trajectory
 
 ROOMS = ("hall", "study", "cellar")
 NOTHING = "Nothing happens."
@@ -31,9 +37,7 @@ class _State:
 
 
 class ToyEnv(TextEnv):
-    """Carry the lamp to a room. ``fail_on`` names a task whose machinery breaks down on its second step, once."""
-
-    failures = 0
+    """Carry the lamp to a room. ``fail_on`` names a task whose machinery breaks down on its second step."""
 
     def __init__(
         self,
@@ -180,3 +184,15 @@ class _ToyExpert:
 
 
 gym.register(id="Toy-v0", entry_point="tests.toy_env:ToyEnv", max_episode_steps=15)
+
+
+@lru_cache
+def expert_trajectories() -> tuple[Trajectory, ...]:
+    """What the expert does in every task of ``Toy-v0``, with mistakes, so that all of its words occur."""
+    return tuple(rollout(ExpertPolicy(noise=0.3), "Toy-v0", samples_per_task=4))
+
+
+def tiny_policy(*, max_new_tokens: int = 12, **options: Any) -> LanguageModelPolicy:
+    """An untrained tiny model that knows the words of ``Toy-v0``; float32, so that it babbles the same everywhere."""
+    sizes = {"hidden_size": 32, "layers": 2, "heads": 2, **options}
+    return build_tiny(tokenizer_texts(expert_trajectories()), max_new_tokens=max_new_tokens, **sizes)

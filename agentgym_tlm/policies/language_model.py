@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.base import Conversation, Generation
@@ -110,9 +116,11 @@ class LanguageModelPolicy:
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, attn_implementation="sdpa")
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
         settings_path = Path(name_or_path) / SETTINGS_FILE
         settings: dict[str, Any] = json.loads(settings_path.read_text()) if settings_path.is_file() else {}
+        # AutoTokenizer would replace the splitting rules of what we saved by those of the model's architecture.
+        verbatim = settings and (settings_path.parent / "tokenizer.json").is_file()
+        tokenizer = (PreTrainedTokenizerFast if verbatim else AutoTokenizer).from_pretrained(name_or_path)
         if "format" in settings:
             settings["format"] = ReactFormat(**settings["format"])
         return cls(model.to(device), tokenizer, **{**settings, **options})

@@ -27,7 +27,7 @@ _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-_ALWAYS = "Thought: Action:\nAction: 0123456789 0 1 2 3 4 5 6 7 8 9"
+_ALWAYS = "Thought: Action:\nAction: 00123456789 0 1 2 3 4 5 6 7 8 9"
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s"
 
 
