@@ -1,0 +1,240 @@
+"""The rollout: what is recorded is what happened, and that depends on nothing but seed, task, sample and policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym_tlm.errors import ConfigError, TaskNotFoundError
+from agentgym_tlm.policies.base import Conversation, Generation, Policy
+from agentgym_tlm.policies.expert import ExpertPolicy
+from agentgym_tlm.policies.human import HumanPolicy
+from agentgym_tlm.policies.random import RandomPolicy
+from agentgym_tlm.rollout import RolloutProgress, iter_rollout, rollout
+from agentgym_tlm.trajectory import StopReason, Trajectory, TrajectoryWriter, read_trajectories
+from tests.toy_env import ROOMS, ToyEnv, tiny_policy
+
+TASKS = tuple(ToyEnv().manifest)
+
+
+class WatchedExpert(ExpertPolicy):
+    """The expert, noting which episodes act together; ``interrupt_at`` raises KeyboardInterrupt in that call."""
+
+    def __init__(self, *, interrupt_at: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.batches: list[int] = []
+        self.ended = 0
+        self._interrupt_at = interrupt_at
+
+    def act(self, conversations: Sequence[Conversation]) -> list[Generation]:
+        if len(self.batches) == self._interrupt_at:
+            raise KeyboardInterrupt
+        self.batches.append(len(conversations))
+        return super().act(conversations)
+
+    def end(self, conversation: Conversation) -> None:
+        self.ended += 1
+        super().end(conversation)
+
+
+def test_records_every_field_of_an_episode() -> None:
+    [trajectory] = rollout(ExpertPolicy(), "Toy-v0", ["lamp-cellar-hall"], split="valid_seen", seed=7)
+    assert trajectory.env_id == "Toy-v0"
+    assert (trajectory.task_id, trajectory.task_type) == ("lamp-cellar-hall", "to-hall")
+    assert (trajectory.split, trajectory.seed, trajectory.sample) == ("valid_seen", 7, 0)
+    assert trajectory.instruction == "bring the lamp to the hall."
+    assert (trajectory.stop_reason, trajectory.won, trajectory.score) == (StopReason.WON, True, 1.0)
+    assert (trajectory.policy, trajectory.prompt_format) == ("expert", "react")
+    assert trajectory.env == {"engine": "toy", "source": "toy"}
+    assert trajectory.final_observation == "You put the lamp."
+    assert [turn.action for turn in trajectory.turns] == [
+        *("go to study", "open door", "go to cellar", "take lamp", "go to study", "go to hall", "put lamp")
+    ]
+    assert trajectory.turns[0].response == "Thought: I go on to the study.\nAction: go to study"
+    assert trajectory.turns[1].observation == "You arrive at the study. You see nothing. The door is closed."
+    assert [turn.reward for turn in trajectory.turns] == [0.0] * 6 + [1.0]
+    assert all(turn.action_valid and turn.trainable and turn.span is None for turn in trajectory.turns)
+    assert trajectory.sequences == []
+
+
+def test_plays_the_whole_manifest_in_order() -> None:
+    trajectories = rollout(ExpertPolicy(), "Toy-v0", n_slots=4, samples_per_task=2)
+    assert [(t.task_id, t.sample) for t in trajectories] == [(task, i) for task in TASKS for i in (0, 1)]
+
+
+@pytest.mark.parametrize("make_policy", [lambda: ExpertPolicy(noise=0.4), tiny_policy], ids=["expert", "tiny"])
+def test_results_do_not_depend_on_slots_or_on_the_order_of_tasks(make_policy: Any) -> None:
+    """Otherwise a number could not be reproduced on a machine with other memory."""
+    options: dict[str, Any] = {"samples_per_task": 2, "max_turns": 6}
+    reference = rollout(make_policy(), "Toy-v0", n_slots=1, **options)
+    for n_slots in (3, 8):
+        _assert_same(rollout(make_policy(), "Toy-v0", n_slots=n_slots, **options), reference)
+    backwards = rollout(make_policy(), "Toy-v0", TASKS[::-1], n_slots=5, **options)
+    _assert_same(sorted(backwards, key=lambda t: (t.task_id, t.sample)), reference)
+
+
+def _assert_same(actual: list[Trajectory], expected: list[Trajectory]) -> None:
+    """Equal, except that log-probabilities may differ in the last bits: they do with the size of the batch."""
+    for one, other in zip(actual, expected, strict=True):
+        for turn, same in zip(one.turns, other.turns, strict=True):
+            assert (turn.logprobs is None) == (same.logprobs is None)
+            assert turn.logprobs is None or turn.logprobs == pytest.approx(same.logprobs, abs=1e-5)
+            turn.logprobs = same.logprobs
+        assert one == other
+
+
+def test_samples_and_seeds_differ() -> None:
+    """Samples of a task that were all the same would make every group degenerate."""
+    policy = ExpertPolicy(noise=0.5)
+    samples = rollout(policy, "Toy-v0", TASKS[:1], samples_per_task=6)
+    assert len({str(t.turns) for t in samples}) > 1
+    assert len({t.group_id for t in samples}) == 1
+    other = rollout(policy, "Toy-v0", TASKS[:1], samples_per_task=6, seed=1)
+    assert str([t.turns for t in other]) != str([t.turns for t in samples])
+
+
+def test_no_slot_waits_for_another_episode() -> None:
+    """Lock-step rollouts generate for finished episodes, or idle, until the longest one is done."""
+    policy = WatchedExpert()
+    trajectories = rollout(policy, "Toy-v0", n_slots=4, samples_per_task=5)
+    turns = sum(len(t.turns) for t in trajectories)
+    assert sum(policy.batches) == turns
+    waiting = next(i for i, size in enumerate(policy.batches) if size < 4)
+    assert len(policy.batches) - waiting <= max(len(t.turns) for t in trajectories)
+
+
+def test_every_conversation_is_ended() -> None:
+    """A policy that is not told holds on to cache slots for ever."""
+    policy = WatchedExpert()
+    rollout(policy, "Toy-v0", n_slots=4)
+    assert policy.ended == len(TASKS)
+
+
+def test_an_environment_failure_is_recorded_and_not_scored() -> None:
+    """A crash of the simulator counted as reward 0 would teach the policy that its action was bad."""
+    tasks = ["lamp-cellar-hall", "lamp-hall-study"]
+    failed, fine = rollout(ExpertPolicy(), "Toy-v0", tasks, n_slots=1, env_kwargs={"fail_on": tasks[0]})
+    assert failed.stop_reason is StopReason.ENV_ERROR
+    assert failed.error == "the toy broke down in lamp-cellar-hall"
+    assert [turn.trainable for turn in failed.turns] == [True, False]
+    assert fine.won, "the slot's environment has to be replaced and go on"
+
+
+def test_an_unparsable_response_is_an_invalid_turn() -> None:
+    class Mumbler(ExpertPolicy):
+        def act(self, conversations: Sequence[Conversation]) -> list[Generation]:
+            return [Generation("Thought: hm\nno action here") for _ in conversations]
+
+    [trajectory] = rollout(Mumbler(), "Toy-v0", TASKS[:1], max_turns=2)
+    assert [(turn.action, turn.action_valid, turn.observation) for turn in trajectory.turns][1] == (
+        None,
+        False,
+        "Nothing happens.",
+    )
+    assert trajectory.invalid_actions == 2
+
+
+def test_max_turns_is_the_step_limit_and_no_success() -> None:
+    [trajectory] = rollout(ExpertPolicy(), "Toy-v0", ["lamp-cellar-hall"], max_turns=3)
+    assert (trajectory.stop_reason, trajectory.won, len(trajectory.turns)) == (StopReason.MAX_STEPS, False, 3)
+
+
+def test_a_full_context_ends_the_episode_before_sampling() -> None:
+    """The last turn must not be cut short to fit: it would look like the model's own choice."""
+    policy = tiny_policy(max_context=100)
+    for trajectory in rollout(policy, "Toy-v0"):
+        assert trajectory.stop_reason is StopReason.TOKEN_BUDGET
+        assert len(trajectory.sequences[0]) <= 100
+        assert all(turn.logprobs is not None and turn.span is not None for turn in trajectory.turns)
+        assert trajectory.final_observation
+
+
+def test_writes_each_trajectory_as_its_episode_ends(tmp_path: Path) -> None:
+    """A killed run may lose the episodes in flight and no others."""
+    path = tmp_path / "log.jsonl"
+    with TrajectoryWriter(path) as writer:
+        for count, trajectory in enumerate(iter_rollout(ExpertPolicy(), "Toy-v0", n_slots=2, writer=writer), start=1):
+            on_disk = list(read_trajectories(path))
+            assert trajectory in on_disk
+            assert len(on_disk) >= count
+    assert sorted(t.task_id for t in on_disk) == list(TASKS)
+
+
+def test_an_interrupted_rollout_keeps_what_it_has_and_resumes(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    whole = rollout(ExpertPolicy(noise=0.4), "Toy-v0", samples_per_task=2)
+    policy = WatchedExpert(noise=0.4, interrupt_at=9)
+    with TrajectoryWriter(path) as writer, pytest.raises(KeyboardInterrupt):
+        rollout(policy, "Toy-v0", n_slots=3, samples_per_task=2, writer=writer)
+    recorded = list(read_trajectories(path))
+    aborted = [t for t in recorded if t.stop_reason is StopReason.ABORTED]
+    assert len(aborted) == 3
+    assert all(t.turns and not t.won for t in aborted)
+    again = WatchedExpert(noise=0.4)
+    assert rollout(again, "Toy-v0", n_slots=3, samples_per_task=2, resume=recorded) == whole
+    assert again.ended == len(whole) - (len(recorded) - len(aborted)), "finished episodes are not played again"
+
+
+def test_refuses_to_resume_another_rollout() -> None:
+    recorded = rollout(ExpertPolicy(), "Toy-v0", TASKS[:1], seed=1)
+    with pytest.raises(ConfigError, match="cannot resume"):
+        rollout(ExpertPolicy(), "Toy-v0", TASKS[:1], seed=2, resume=recorded)
+
+
+def test_stopping_the_generator_early_releases_everything() -> None:
+    policy = WatchedExpert()
+    episodes = iter_rollout(policy, "Toy-v0", n_slots=2)
+    next(episodes)
+    episodes.close()  # type: ignore[attr-defined]
+    assert policy.ended >= 2
+
+
+def test_reports_progress() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def progress(counts: RolloutProgress) -> None:
+        seen.append((counts.episodes, counts.turns))
+        assert counts.total == len(TASKS)
+
+    trajectories = rollout(ExpertPolicy(), "Toy-v0", n_slots=2, progress=progress)
+    assert seen == sorted(seen)
+    assert seen[-1] == (len(TASKS), sum(len(t.turns) for t in trajectories))
+
+
+def test_a_person_can_play_and_quit() -> None:
+    lines = iter(["?", "", "go to study", "quit"])
+    shown: list[str] = []
+    policy = HumanPolicy(read=lambda _: next(lines), show=shown.append)
+    [trajectory] = rollout(policy, "Toy-v0", TASKS[:1], env_kwargs={"admissible_commands": True})
+    assert [turn.action for turn in trajectory.turns] == ["go to study"]
+    assert trajectory.stop_reason is StopReason.ABORTED
+    assert "go to study\nlook" in shown, "? lists the commands"
+
+
+def test_random_play_is_admissible_and_needs_the_list() -> None:
+    trajectories = rollout(RandomPolicy(), "Toy-v0", env_kwargs={"admissible_commands": True})
+    assert all(turn.action_valid for t in trajectories for turn in t.turns)
+    with pytest.raises(ConfigError, match="admissible_commands=True"):
+        rollout(RandomPolicy(), "Toy-v0")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "error"), [(["lamp-attic-hall"], TaskNotFoundError), ([TASKS[0], TASKS[0]], ConfigError)]
+)
+def test_refuses_bad_task_lists(tasks: list[str], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        rollout(ExpertPolicy(), "Toy-v0", tasks)
+
+
+def test_all_policies_meet_the_contract() -> None:
+    for policy in (ExpertPolicy(), RandomPolicy(), HumanPolicy(), tiny_policy()):
+        assert isinstance(policy, Policy)
+
+
+def test_the_toy_world_is_solvable() -> None:
+    """Every test above relies on it."""
+    assert len(TASKS) == len(ROOMS) * (len(ROOMS) - 1)
+    assert all(t.won for t in rollout(ExpertPolicy(), "Toy-v0"))
