@@ -223,12 +223,13 @@ def _of_type(types: tuple[str, ...], type_name: str) -> frozenset[int]:
 
 
 def _parse(game: Game) -> World:
-    text = game.pddl_problem.lower().replace("\n", " ").replace("\t", " ")
+    text = game.pddl_problem.lower()
     start, end = text.index("(:init"), text.index("(:goal")
     statements: dict[str, list[str]] = defaultdict(list)
     for statement in text[start + len("(:init") : end].replace(")", "").split("("):
-        predicate, _, arguments = statement.strip().partition(" ")
-        statements[predicate].append(arguments)
+        words = statement.split(None, 1)
+        if len(words) == 2:
+            statements[words[0]].append(words[1])
     facts: dict[str, list[list[str]]] = defaultdict(list)
     for predicate, found in statements.items():
         if predicate != "cancontain":
