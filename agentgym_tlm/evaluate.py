@@ -132,15 +132,14 @@ def read_results(path: Path) -> list[EvalResult]:
     return [EvalResult.from_dict(record) for record in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def results_table(results: Sequence[EvalResult], *, title: str | None = None, by_task_type: bool = False) -> Table:
-    """A rich table, one row per result; with ``by_task_type`` one more column per task type."""
+def results_table(results: Sequence[EvalResult], *, title: str | None = None) -> Table:
+    """A rich table, one row per result."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    kinds = sorted({kind for result in results for kind in result.by_task_type}) if by_task_type else []
     table.add_column("policy", no_wrap=True)
     table.add_column("split", no_wrap=True)
-    for heading in ("success % [95% CI]", "won / episodes", "mean turns", "invalid actions %", *kinds):
+    for heading in ("success % [95% CI]", "won / episodes", "mean turns", "invalid actions %"):
         table.add_column(heading, justify="right")
     errors = any(result.env_errors for result in results)
     if errors:
@@ -154,8 +153,17 @@ def results_table(results: Sequence[EvalResult], *, title: str | None = None, by
             f"{result.mean_turns:.1f}",
             f"{100 * result.invalid_action_rate:.1f}",
         ]
-        for kind in kinds:
-            rate = result.by_task_type.get(kind, Rate(0, 0))
-            row.append(f"{rate.successes} / {rate.n}")
         table.add_row(*row, *([str(result.env_errors)] if errors else []))
+    return table
+
+
+def task_type_table(results: Sequence[EvalResult]) -> Table:
+    """A rich table of success, one row per task type, one column per result."""
+    from rich.table import Table
+
+    table = Table("success % [95% CI]")
+    for result in results:
+        table.add_column(f"{result.label or result.policy}\n{result.split}", justify="right")
+    for kind in sorted({kind for result in results for kind in result.by_task_type}):
+        table.add_row(kind, *(str(result.by_task_type.get(kind, Rate(0, 0))) for result in results))
     return table

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agentgym_tlm.evaluate import EvalResult, Rate, read_results, results_table, wilson_interval, write_results
+from agentgym_tlm.evaluate import (
+    EvalResult,
+    Rate,
+    read_results,
+    results_table,
+    task_type_table,
+    wilson_interval,
+    write_results,
+)
 from agentgym_tlm.trajectory import StopReason, Trajectory, Turn
 
 
@@ -93,7 +101,18 @@ def test_results_survive_the_disk(tmp_path: Path) -> None:
 def test_table_shows_interval_and_counts() -> None:
     console = Console(width=160, record=True, file=None, quiet=False)
     with console.capture() as capture:
-        console.print(results_table([EvalResult.of([episode(won=True), episode()], label="SFT")], by_task_type=True))
+        console.print(results_table([EvalResult.of([episode(won=True), episode()], label="SFT")]))
     text = capture.get()
     assert "50.0 [9.5, 90.5]" in text
     assert "1 / 2" in text
+
+
+def test_success_is_shown_for_every_task_type() -> None:
+    results = [EvalResult.of([episode(won=True), episode("heat"), episode("heat")], label="SFT")]
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(task_type_table(results))
+    rows = {
+        cells[1].strip(): cells[2].strip() for line in capture.get().splitlines() if len(cells := line.split("│")) > 2
+    }
+    assert rows["heat"] == "0.0 [0.0, 65.8]"

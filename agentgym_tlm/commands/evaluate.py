@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from agentgym_tlm.commands.rollout import PlayOptions, new_folder, play
-from agentgym_tlm.evaluate import EvalResult, results_table, write_results
+from agentgym_tlm.evaluate import EvalResult, results_table, task_type_table, write_results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,9 @@ class Evaluate(PlayOptions):
         played = play(self, folder, "eval", self.splits)
         results = [EvalResult.of(trajectories) for trajectories in played]
         write_results(folder / "results.json", results)
-        Console(highlight=False).print(results_table(results, by_task_type=self.by_task_type))
+        console = Console(highlight=False)
+        console.print(results_table(results))
+        if self.by_task_type:
+            console.print(task_type_table(results))
         print(f"Turn logs and results.json: {folder}")
         return 0

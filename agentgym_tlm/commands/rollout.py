@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from agentgym_tlm.policies.base import Policy
 
 _SCRIPTED = ("expert", "random")
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _DECISIVE = ("policy", "envs", "temperature", "seed")  # options on which what happens in an episode depends
 
 
@@ -79,8 +81,8 @@ def play(
     """
     from agentgym_tlm.rollout import rollout
 
-    _open(folder, replace(options, output_dir=folder))
     policy = load(options.policy, options.temperature)
+    _open(folder, replace(options, output_dir=folder))
     envs = with_admissible_commands(options.envs) if options.policy == "random" else options.envs
     try:
         for split in splits:
@@ -119,10 +121,13 @@ def load(name: str, temperature: float) -> Policy:
 
     if name == "human":
         raise ConfigError("a person plays with `agentgym-tlm play`")
+    if "/" in name and not _HUB_ID.fullmatch(name) and not Path(name).is_dir():
+        raise ConfigError(f"there is no folder {name} to load a policy from")
     try:
         return load_policy(name, **({} if name in _SCRIPTED else {"temperature": temperature}))
     except OSError as error:  # how transformers says that a folder or hub id cannot be loaded
-        raise ConfigError(f"cannot load the policy {name!r}: {error}") from error
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"no policy, folder or model on the hub could be loaded as {name!r}: {reason}") from error
 
 
 def _open(folder: Path, options: PlayOptions) -> None:

@@ -1,0 +1,118 @@
+"""The command line as a user meets it: help, exit codes, one-line errors, and a quick start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentgym_tlm.cli import COMMANDS, main
+from agentgym_tlm.commands.play import Play
+from agentgym_tlm.errors import DataError
+
+
+def run(*argv: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """The real command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "agentgym_tlm", *argv],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "100", **environment},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("argv", [(), ("--help",)])
+def test_overview_names_every_command(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_fits_and_shows_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"agentgym-tlm {name}" in shown
+    assert "--help" in shown
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("train", "doctor")])
+def test_help_and_listings_do_not_wait_for_torch(name: str) -> None:
+    """`agentgym-tlm envs` must answer at once: importing torch takes seconds."""
+    code = (
+        "import sys; from agentgym_tlm.cli import main\n"
+        f"try: main([{name!r}, *{[] if name == 'envs' else ['--help']}])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("agentgym-tlm 0.")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("evl", "did you mean eval?"), ("xyz", "the commands are train, eval")])
+def test_unknown_command_is_answered_with_the_nearest(name: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_error_is_one_line_without_traceback(tmp_path: Path) -> None:
+    """Whoever mistypes a path wants to read what is wrong, not forty frames."""
+    result = run("play", "--data-dir", str(tmp_path / "nowhere"))
+    assert result.returncode == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert f"{tmp_path}/nowhere" in line
+
+
+def test_debug_variable_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AGENTGYM_TLM_DEBUG", "1")
+    with pytest.raises(DataError):
+        main(["play", "--data-dir", str(tmp_path / "nowhere")])
+
+
+def test_interrupt_exits_with_130_and_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_: Play) -> int:
+        raise KeyboardInterrupt("Go on with: agentgym-tlm play")
+
+    monkeypatch.setattr(Play, "run", interrupt)
+    assert main(["play"]) == 130
+    assert capsys.readouterr().err == "\nInterrupted. Go on with: agentgym-tlm play\n"
+
+
+def test_reader_that_stops_reading_is_no_error() -> None:
+    """`agentgym-tlm envs | head -1` must not end in a BrokenPipeError."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "agentgym_tlm", "envs"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode in (0, 141)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("2", "2")])
+def test_torch_gets_one_thread_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
+) -> None:
+    """On shared machines a second thread made training ten times slower."""
+    if given is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    main(["--version"])
+    assert os.environ["OMP_NUM_THREADS"] == expected
