@@ -43,8 +43,6 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for a mistake of the user, 130 after Ctrl-C."""
-    # Where cores are shared, a second torch thread makes small models slower. Torch reads this when it is imported.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     try:
         return _run(sys.argv[1:] if argv is None else argv)
@@ -83,7 +81,4 @@ def _overview() -> None:
     print(f"usage: {PROG} COMMAND [OPTIONS]\n\nMulti-turn text environments, and agents that learn in them.\n")
     for name, command in COMMANDS.items():
         print(f"  {name:<9}{command.summary}")
-    print(
-        f"\n`{PROG} COMMAND --help` lists a command's options; a file can give them, too: --config FILE.yaml.\n"
-        "OMP_NUM_THREADS sets the number of CPU threads (default: 1)."
-    )
+    print(f"\n`{PROG} COMMAND --help` lists a command's options. A file can give them, too: --config FILE.yaml")

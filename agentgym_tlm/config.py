@@ -1,7 +1,8 @@
 """Options are dataclasses; a command line and a YAML file are two ways to fill the same one.
 
 The keys of a file are the option names: ``sft: {learning_rate: 1e-3}`` is ``--sft.learning-rate 1e-3``. Underscores and
-hyphens mean the same. A group marked ``tyro.conf.OmitArgPrefixes`` has no prefix, neither here nor there.
+hyphens mean the same. A group marked ``tyro.conf.OmitArgPrefixes`` has no prefix, and an option marked
+``tyro.conf.Suppress`` does not exist, neither here nor there.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str) -> T:
 
 
 def _values(options: Any, kind: type | None = None) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in _fields(kind or type(options))}
+    return {f.name: getattr(options, f.name) for f in dataclasses.fields(kind or type(options)) if f.init}
 
 
 def _open_groups(options: Any) -> Any:
@@ -183,6 +184,7 @@ class _Field(NamedTuple):
 
 
 def _fields(options: type) -> dict[str, _Field]:
+    """The options of a dataclass; one that is marked ``tyro.conf.Suppress`` is for programs only."""
     hints = get_type_hints(options, include_extras=True)
     found = {}
     for field in dataclasses.fields(options):
@@ -191,13 +193,12 @@ def _fields(options: type) -> dict[str, _Field]:
         kind, flat = hints[field.name], False
         if get_origin(kind) is Annotated:
             kind, *markers = get_args(kind)
-            flat = _FLAT in markers
+            flat = tyro.conf.OmitArgPrefixes in markers
+            if tyro.conf.Suppress in markers:
+                continue
         group = next((option for option in (kind, *get_args(kind)) if dataclasses.is_dataclass(option)), None)
         found[field.name] = _Field(kind, cast("type | None", group), flat)
     return found
-
-
-(_FLAT,) = get_args(tyro.conf.OmitArgPrefixes[int])[1:]
 
 
 def _override(default: Any, data: Any, prefix: str, known: Sequence[str]) -> Any:

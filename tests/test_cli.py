@@ -103,16 +103,3 @@ def test_reader_that_stops_reading_is_no_error() -> None:
         assert process.stderr is not None
         assert process.stderr.read() == ""
     assert process.returncode in (0, 141)
-
-
-@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("2", "2")])
-def test_torch_gets_one_thread_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
-) -> None:
-    """On shared machines a second thread made training ten times slower."""
-    if given is None:
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    else:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    main(["--version"])
-    assert os.environ["OMP_NUM_THREADS"] == expected

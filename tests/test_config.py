@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 import tyro
@@ -55,6 +55,8 @@ class Optimiser:
     """Loss."""
     adapter: Adapter | None = None
     """Optional."""
+    output_dir: Annotated[str, tyro.conf.Suppress] = "run"
+    """Set by programs."""
 
     def __post_init__(self) -> None:
         if self.learning_rate <= 0:
@@ -145,6 +147,7 @@ def test_numbers_as_people_write_them(tmp_path: Path, text: str, expected: float
         ("sead: 1", "there is no option sead; did you mean seed"),
         ("learning_rate: 1", "there is no option learning_rate; did you mean sft.learning_rate"),
         ("sft: {learning_rates: 1}", "there is no option sft.learning_rates; did you mean sft.learning_rate"),
+        ("sft: {output_dir: x}", "there is no option sft.output_dir"),
         ("seed: soon", "seed: expected an integer, got 'soon'"),
         ("seed: true", "seed: expected an integer, got true"),
         ("seed: 1.5", "seed: expected an integer, got 1.5"),
@@ -182,6 +185,15 @@ def test_wrong_flag_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
         parse("--sft.learning-rates", "1")
     assert error.value.code == 2
     assert "--sft.learning-rate" in capsys.readouterr().err
+
+
+def test_option_for_programs_only_is_no_flag_and_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that the job sets itself must not look as if it could be given."""
+    with pytest.raises(SystemExit):
+        parse("--sft.output-dir", "x")
+    assert "output-dir" in capsys.readouterr().err
+    assert "output_dir" not in config.dump(Job())
+    assert parse().sft.output_dir == "run"
 
 
 text = st.text(st.characters(codec="utf-8"), max_size=8)

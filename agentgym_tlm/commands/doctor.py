@@ -132,8 +132,7 @@ def _device() -> Iterator[Finding]:
         return
     import torch
 
-    threads = f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} of {os.cpu_count()} cores"
-    yield Finding("cpu", f"{threads} (OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}), bf16 autocast")
+    yield Finding("cpu", f"{os.cpu_count()} cores, of which --num-threads (default 1) are used; bf16 autocast")
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"

@@ -41,6 +41,8 @@ class PlayOptions:
     """Of a language model's sampling; 0 decodes greedily."""
     n_slots: int = 32
     """Episodes side by side."""
+    num_threads: int = 1
+    """Torch threads on a CPU. More than one helps only on cores that are otherwise idle."""
     seed: int = 0
     """Seed of sampling and of everything random in the environment."""
     output_dir: Path | None = None
@@ -79,8 +81,11 @@ def play(
 
     Raises ConfigError when the folder holds play with other options. KeyboardInterrupt tells how to go on.
     """
+    import torch
+
     from agentgym_tlm.rollout import rollout
 
+    torch.set_num_threads(options.num_threads)
     policy = load(options.policy, options.temperature)
     _open(folder, replace(options, output_dir=folder))
     envs = with_admissible_commands(options.envs) if options.policy == "random" else options.envs

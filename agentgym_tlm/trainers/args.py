@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class TrainingArguments:
     An update learns from ``per_device_train_batch_size`` x ``gradient_accumulation_steps`` x processes examples.
     """
 
-    output_dir: str = "run"
+    output_dir: Annotated[str, tyro.conf.Suppress] = "run"
     """Run folder: metrics, checkpoints, collected data, the trained policy."""
     learning_rate: float = 1e-5
     """Peak learning rate of AdamW."""
@@ -59,7 +61,7 @@ class TrainingArguments:
     """Recompute activations in the backward pass: less memory, more time."""
     lora: LoraArguments | None = None
     """Train adapters instead of all weights."""
-    seed: int = 0
+    seed: Annotated[int, tyro.conf.Suppress] = 0
     """Seed of data order, dropout and sampling."""
     logging_steps: int = 10
     """Updates between two lines of ``metrics.jsonl``."""

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import tyro
 from torch import Tensor
 
 from agentgym_tlm.batch import Example, TurnBatch
@@ -32,7 +34,7 @@ class SFTArguments(TrainingArguments):
     """Peak learning rate of AdamW; models trained from scratch need one near 1e-3."""
     num_train_epochs: float = 3.0
     """Passes over the trajectories."""
-    num_tasks: int | None = None
+    num_tasks: Annotated[int | None, tyro.conf.Suppress] = None
     """Training tasks that the expert plays, evenly spaced over the manifest; None: all."""
 
 
