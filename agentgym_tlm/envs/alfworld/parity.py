@@ -22,7 +22,7 @@ from agentgym_tlm.envs.alfworld.problem import World
 from agentgym_tlm.envs.alfworld.textworld_engine import TextWorldEngine
 
 INVALID_SHARE = 0.05
-_VERB_WEIGHTS = {"go": 4, "take": 4, "move": 4, "put": 4, "look": 1, "inventory": 0.5, "help": 0.2, "examine": 1}
+_VERB_WEIGHTS = {"go": 2, "take": 4, "move": 4, "put": 4, "look": 1, "inventory": 0.5, "help": 0.2, "examine": 1}
 _OTHER_VERBS = 2  # open, close, clean, heat, cool, use, slice
 
 
@@ -82,7 +82,7 @@ def random_command(engine: NativeEngine, rng: Random) -> str:
     by_verb: dict[str, list[str]] = {}
     for command in commands:
         by_verb.setdefault(command.partition(" ")[0], []).append(command)
-    if rng.random() < 0.3:  # appliances and goals are few among the places
+    if rng.random() < 0.2:  # appliances and goals are few among the places
         world = engine.world
         lit = [r for r, objects in enumerate(world.start_contents) if world.affordances["toggleable"] & {*objects}]
         places = set().union(lit, *world.appliances.values(), _goal_receptacles(world))

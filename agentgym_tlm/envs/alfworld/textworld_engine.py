@@ -8,7 +8,8 @@ Hazards of the stock stack, and what is done about them here:
 3. Every TextWorld environment maps a 33 MB planner library that is never unmapped: environments are reused, so there
    are never more of them than engines alive at one time.
 4. Game files are handed over in memory: nothing is written to disk but the planner library's own temporary copy.
-5. There is no state to copy: clones and pickles replay their actions, at about 1.4 s and 50 ms per action.
+5. Its parsers keep their last exception, and with it the frames and local variables of every caller: it is dropped.
+6. There is no state to copy: clones and pickles replay their actions, at about 1.4 s and 50 ms per action.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from agentgym_tlm.envs.alfworld.problem import World
 from agentgym_tlm.errors import DependencyError
 
 _LOCK = threading.RLock()
+_PARSER_MODULES = {"textworld.logic", "textworld.envs.pddl.logic", "textworld.envs.pddl.textgen"}
 _IDLE: list[Any] = []  # TextWorld environments whose engine is gone
 
 
@@ -134,6 +136,8 @@ def _contained() -> Iterator[None]:
         try:
             yield
         finally:
+            for name in _PARSER_MODULES & sys.modules.keys():
+                sys.modules[name]._PARSER._furthest_exception = None
             sys.argv, sys.stdout = argv, stdout
             if data is None:
                 os.environ.pop("ALFWORLD_DATA", None)
