@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from agentgym_tlm.errors import ConfigError, TrajectoryError
+from agentgym_tlm.errors import ConfigError, TrainingError, TrajectoryError
 from agentgym_tlm.trajectory import StopReason, Trajectory
 
 LOGITS_PER_CHUNK = 2**26  # at most 256 MiB of fp32 logits at a time
@@ -188,7 +188,7 @@ class TokenLogprobs(nn.Module):
     at a time (default: about 256 MiB of logits), each chunk recomputed in the backward pass. Log-softmax is float32.
     This module, not the model, is what a trainer wraps for distribution and mixed precision. Works on PEFT adapters and
     tied embeddings, and applies the logit scaling and soft-capping of the model's own forward. Raises ConfigError for a
-    model whose logits this does not reproduce.
+    model whose logits this does not reproduce, TrainingError for one whose logits are not finite.
     """
 
     def __init__(self, model: nn.Module, chunk_size: int | None = None) -> None:
@@ -241,6 +241,8 @@ class TokenLogprobs(nn.Module):
         expected = causal_lm(input_ids=ids, use_cache=False).logits.float()
         found = self._logits(self._hidden(ids))
         causal_lm.train(training)
+        if not expected.isfinite().all():
+            raise TrainingError(f"the weights of {type(causal_lm).__name__} are broken: its logits are not finite")
         if found.shape != expected.shape or not torch.allclose(
             found, expected, rtol=0, atol=1e-2 * expected.abs().max()
         ):

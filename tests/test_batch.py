@@ -33,7 +33,7 @@ def batch_of(*trajectories: Trajectory) -> TurnBatch:
 def full_logprobs(model: PreTrainedModel, batch: TurnBatch) -> Tensor:
     """The same log-probs the expensive way: all logits, with the padding mask."""
     logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits.float()
-    every = logits[:, :-1].log_softmax(-1).gather(-1, batch.input_ids[:, 1:, None]).squeeze(-1)
+    every: Tensor = logits[:, :-1].log_softmax(-1).gather(-1, batch.input_ids[:, 1:, None]).squeeze(-1)
     return every[batch.loss_mask[:, 1:]]
 
 
@@ -66,6 +66,7 @@ def test_no_gradient_reaches_the_prediction_of_prompts_and_observations() -> Non
     handle = model.base_model.register_forward_hook(keep)
     module(batch.input_ids, batch.loss_mask, batch.groups).sum().backward()
     handle.remove()
+    assert seen[0].grad is not None
     touched = seen[0].grad.abs().sum(-1) > 0  # a position's hidden state predicts the next token
     assert torch.equal(touched[:, :-1], batch.loss_mask[:, 1:])
     assert not touched[:, -1].any()

@@ -257,13 +257,15 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
                 progress=self.on_rollout,
             )
         pairs, dropped = build_pairs(expert, sampled, max_pairs_per_task=args.max_pairs_per_task)
-        self.log({"pairs": len(pairs), **{f"dropped_{reason}": n for reason, n in sorted(dropped.items())}})
+        self.log({f"dropped_{reason}": n for reason, n in sorted(dropped.items())})
         return pairs
 
     def train_pairs(self, pairs: Sequence[Pair]) -> None:
         """Learn from the given pairs. Those without reference scores are scored once and kept in the run folder."""
         scored = self._scored(pairs)
         pivot = self.pivot(scored)
+        if self._resume_from is None:
+            self.log({"pairs": len(scored), "p_pivot": pivot, **self._confidences(scored, pivot)})
         self.fit(
             [(self._example(pair.chosen, pivot, "w"), self._example(pair.rejected, pivot, "l")) for pair in scored]
         )
@@ -304,14 +306,8 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
         """``p_pivot``, or the quantile of the turn confidences of both sides of the scored ``pairs``."""
         if self.args.p_pivot_quantile is None:
             return self.args.p_pivot
-        confidences = [
-            turn_confidence(turn, include_end_of_turn=self.args.include_end_of_turn)
-            for pair in pairs
-            for trajectory in (pair.chosen, pair.rejected)
-            for turn in trajectory.turns
-            if turn.trainable
-        ]
-        return float(np.quantile(confidences, self.args.p_pivot_quantile))
+        both = [trajectory for pair in pairs for trajectory in (pair.chosen, pair.rejected)]
+        return float(np.quantile(self._turn_confidences(both), self.args.p_pivot_quantile))
 
     def loss(self, logprobs: Tensor, batch: TurnBatch) -> tuple[Tensor, Metrics]:
         return tlm_dre_loss(logprobs, batch, self.args)
@@ -319,6 +315,23 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
     def units(self, item: Item) -> int:
         """Every pair weighs the same."""
         return 1
+
+    def _turn_confidences(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        return [
+            turn_confidence(turn, include_end_of_turn=self.args.include_end_of_turn)
+            for trajectory in trajectories
+            for turn in trajectory.turns
+            if turn.trainable
+        ]
+
+    def _confidences(self, pairs: Sequence[Pair], pivot: float) -> dict[str, float]:
+        """Median turn confidence and share of turns above the pivot, per side: the two have to be apart (App. D.1)."""
+        sides = {"w": [pair.chosen for pair in pairs], "l": [pair.rejected for pair in pairs]}
+        p = {side: np.asarray(self._turn_confidences(trajectories)) for side, trajectories in sides.items()}
+        return {
+            **{f"confidence_median_{side}": float(np.median(values)) for side, values in p.items()},
+            **{f"above_pivot_{side}": float((values > pivot).mean()) for side, values in p.items()},
+        }
 
     def _example(self, trajectory: Trajectory, pivot: float, side: Literal["w", "l"]) -> Example:
         """Arrays of a scored trajectory with the weights of its turns."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -19,15 +19,16 @@ from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
 from tests.trainers.toys import episode, tiny_policy
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("trainer", choices=["sft", "tlm-dre"])
     parser.add_argument("folder")
     parser.add_argument("--kill-at", type=int, default=-1)
+    parser.add_argument("--interrupt-at", type=int, default=-1)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--dropout", type=float, default=0.0)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     torch.set_num_threads(1)
     policy = tiny_policy()
     policy.model.config.attention_dropout = options.dropout
@@ -37,6 +38,8 @@ def main() -> None:
     def on_log(metrics: Mapping[str, float]) -> None:
         if metrics["step"] == options.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
+        if metrics["step"] == options.interrupt_at:
+            raise KeyboardInterrupt
 
     expert = [episode([(5, 3 + s), (4, 2)], seed=s, task=f"task{s}", won=True) for s in range(6)]
     failed = [episode([(5, 2), (4, 5), (3, 1 + s)], seed=9 + s, task=f"task{s}") for s in range(6)]

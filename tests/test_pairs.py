@@ -1,0 +1,110 @@
+"""Pairs hold an expert win and a failure of the same task; reference scores are those of the frozen model, once."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentgym_tlm.batch import Example, collate, token_logprobs
+from agentgym_tlm.errors import ConfigError, TrajectoryError
+from agentgym_tlm.pairs import (
+    Pair,
+    build_pairs,
+    is_scored,
+    read_pairs,
+    score_pairs,
+    score_reference,
+    turn_confidence,
+    write_pairs,
+)
+from agentgym_tlm.trajectory import FinishReason, StopReason, Trajectory
+from tests.trainers.toys import episode, tiny_model
+
+
+def failure(task: str, seed: int = 9) -> Trajectory:
+    return episode([(3, 2), (2, 2)], seed=seed, task=task)
+
+
+def test_failures_meet_the_expert_of_their_task() -> None:
+    """Everything that is left out is counted: a lost trajectory would go unnoticed otherwise."""
+    expert = [
+        episode([(3, 2)], task="a", won=True),
+        episode([(3, 4)], seed=1, task="a", won=True),  # a second win on the same task
+        episode([(3, 2)], seed=2, task="b"),  # the expert failed
+        episode([(3, 2)], seed=3, task="c", won=True),
+    ]
+    sampled = [failure("a"), episode([(3, 2)], seed=8, task="a", won=True), failure("b"), failure("c"), failure("d")]
+    broken, aborted, empty, silent, no_tokens = (failure("c", seed) for seed in range(20, 25))
+    broken.stop_reason, aborted.stop_reason = StopReason.ENV_ERROR, StopReason.ABORTED
+    empty.turns[1].response = " \n"
+    silent.turns.clear()
+    no_tokens.turns[0].span = None
+    pairs, dropped = build_pairs(expert, [*sampled, broken, aborted, empty, silent, no_tokens])
+    assert [(p.chosen, p.rejected) for p in pairs] == [(expert[0], sampled[0]), (expert[3], sampled[3])]
+    assert dropped == {"won": 1, "no_expert": 2, "env_error": 1, "aborted": 1, "empty_turn": 1, "no_tokens": 2}
+
+
+def test_limit_per_task() -> None:
+    expert = [episode([(3, 2)], task="a", won=True)]
+    pairs, dropped = build_pairs(expert, [failure("a", seed) for seed in range(5)], max_pairs_per_task=2)
+    assert len(pairs) == 2
+    assert dropped == {"over_task_limit": 3}
+
+
+def test_scores_are_the_logprobs_of_the_model_in_any_company() -> None:
+    """p_i does not depend on padding, order or batch size, and skips what the policy did not produce."""
+    model = tiny_model()
+    trajectories = [
+        episode([(3, 2), (4, 3)]),
+        episode([(30, 9)], seed=1),
+        episode([(3, 2), (2, 4), (1, 1)], seed=2, untrainable={1}),
+        episode([(3, 2), (5, 4)], seed=3, windowed=True),
+    ]
+    scored = score_reference(model, trajectories, batch_size=3)
+    for original, copy in zip(trajectories, scored, strict=True):
+        assert not any(turn.ref_logprobs for turn in original.turns)
+        batch = collate([Example.from_trajectory(original)])
+        with torch.no_grad():
+            sums = batch.turn_sums(token_logprobs(model, batch))[0] / batch.turn_counts()[0]
+        for turn, mean in zip(copy.turns, sums.tolist(), strict=True):
+            if turn.trainable:
+                assert turn.confidence == pytest.approx(math.exp(mean), rel=1e-4)
+            else:
+                assert turn.ref_logprobs is None
+                assert turn.confidence is None
+        assert is_scored(copy)
+        rebuilt = collate([Example.from_trajectory(copy)])
+        with torch.no_grad():
+            expected = token_logprobs(model, batch)
+        torch.testing.assert_close(rebuilt.flat(rebuilt.ref_logprobs), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_shared_expert_is_scored_once() -> None:
+    chosen = episode([(3, 2)], won=True)
+    first, second = score_pairs(tiny_model(), [Pair(chosen, failure("a")), Pair(chosen, failure("a", 10))])
+    assert first.chosen is second.chosen
+    assert first.rejected is not second.rejected
+
+
+def test_confidence_with_and_without_the_end_of_turn() -> None:
+    turn = failure("a").turns[0]
+    with pytest.raises(TrajectoryError, match="score"):
+        turn_confidence(turn)
+    turn.ref_logprobs = [-0.5, -0.1]
+    assert turn_confidence(turn) == pytest.approx(math.exp(-0.3))
+    assert turn_confidence(turn, include_end_of_turn=False) == pytest.approx(math.exp(-0.5))
+    turn.finish_reason = FinishReason.LENGTH  # cut off: its last token is not an end of turn
+    assert turn_confidence(turn, include_end_of_turn=False) == pytest.approx(math.exp(-0.3))
+
+
+def test_pairs_survive_the_disk_bit_for_bit(tmp_path: Path) -> None:
+    """A resumed run trains on the very scores that the killed one computed."""
+    pairs = score_pairs(tiny_model(), [Pair(episode([(3, 2)], won=True), failure("a"))])
+    write_pairs(tmp_path / "pairs", pairs)
+    (read,) = read_pairs(tmp_path / "pairs")
+    assert (read.chosen, read.rejected) == (pairs[0].chosen, pairs[0].rejected)
+    with pytest.raises(ConfigError, match="exists already"):
+        write_pairs(tmp_path / "pairs", pairs)

@@ -1,0 +1,106 @@
+"""tlm-DRE from nothing but an environment: sample, pair with the expert, score, learn, sample anew, resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.errors import CheckpointError
+from agentgym_tlm.pairs import read_pairs, score_pairs
+from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
+from agentgym_tlm.trajectory import read_trajectories
+from tests import toy_env
+
+
+def trainer_in(folder: Path, **options: Any) -> TLMDRETrainer:
+    args = TLMDREArguments(
+        output_dir=str(folder),
+        **{
+            "learning_rate": 1e-3,
+            "max_steps": 2,
+            "num_tasks": 2,
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 1,
+            "save_steps": 1,
+            "logging_steps": 1,
+            **options,
+        },
+    )
+    policy = toy_env.tiny_policy(max_new_tokens=4, temperature=0.0)
+    return TLMDRETrainer(policy, EnvArgs(env="Toy-v0", max_episode_steps=3), args)
+
+
+def weights(trainer: TLMDRETrainer) -> torch.Tensor:
+    return torch.cat([parameter.flatten() for parameter in trainer.policy.model.parameters()])
+
+
+def test_iterations_sample_with_the_newest_policy(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, num_iterations=2, samples_per_task=2)
+    trainer.train()
+    assert trainer.state.step == 4
+    assert trainer.policy.temperature == 0.0  # sampling at 1 is over
+    samples = [list(read_trajectories(tmp_path / f"iteration-{i}" / "sampled.jsonl")) for i in range(2)]
+    assert [len(played) for played in samples] == [4, 4]
+    assert {t.turns[0].policy_version for t in samples[0]} == {"0"}
+    assert {t.turns[0].policy_version for t in samples[1]}.isdisjoint({"0"})
+    for iteration in range(2):
+        pairs = read_pairs(tmp_path / f"iteration-{iteration}" / "pairs")
+        assert pairs
+        assert all(pair.chosen.task_id == pair.rejected.task_id for pair in pairs)
+        reference = toy_env.tiny_policy().model
+        for pair, again in zip(pairs, score_pairs(reference, pairs), strict=True):
+            for turn, fresh in zip(pair.rejected.turns, again.rejected.turns, strict=True):
+                assert turn.ref_logprobs == pytest.approx(fresh.ref_logprobs, abs=1e-4)
+
+
+def test_resumes_between_and_within_iterations(tmp_path: Path) -> None:
+    """Interrupted while sampling, in the first and in the second iteration: the same weights in the end."""
+    whole = trainer_in(tmp_path / "whole", num_iterations=2)
+    whole.train()
+    folder = tmp_path / "interrupted"
+
+    class Stop(Exception):
+        pass
+
+    def stop_at(step: int) -> Any:
+        def on_log(line: Any) -> None:
+            if line["step"] == step and "loss" in line:
+                raise Stop
+
+        return on_log
+
+    trainer = trainer_in(folder, num_iterations=2)
+
+    def stop_sampling(progress: Any) -> None:
+        raise Stop
+
+    trainer.on_rollout = stop_sampling
+    with pytest.raises(Stop):
+        trainer.train()
+    for step in (2, 3, 4):
+        trainer = trainer_in(folder, num_iterations=2)
+        if step > 2:
+            trainer.resume()
+        trainer.on_log = stop_at(step)
+        with pytest.raises(Stop):
+            trainer.train()
+    trainer = trainer_in(folder, num_iterations=2)
+    trainer.resume()
+    trainer.train()
+    assert torch.equal(weights(trainer), weights(whole))
+
+
+def test_collected_data_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Samples of another policy, or made with other options, would silently be the wrong data."""
+    trainer_in(tmp_path, save_steps=None).train()
+    with pytest.raises(CheckpointError, match="other options"):
+        trainer_in(tmp_path, save_steps=None, samples_per_task=2).train()
+    other = trainer_in(tmp_path, save_steps=None)
+    with torch.no_grad():
+        next(other.policy.model.parameters()).add_(0.01)
+    with pytest.raises(CheckpointError, match="another policy"):
+        other.train()
