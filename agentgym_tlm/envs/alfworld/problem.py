@@ -237,6 +237,10 @@ def _parse(game: Game) -> World:
 
     object_type, receptacle_type = _mapping(facts["objecttype"]), _mapping(facts["receptacletype"])
     receptacle_location = _mapping(facts["receptacleatlocation"])
+    placed = {fact[0] for predicate in ("objectatlocation", "inreceptacle") for fact in facts[predicate]}
+    for [name] in facts["pickupable"]:
+        if name not in placed:  # two games have a cracked egg that lies nowhere, yet counts in the numbering
+            object_type.setdefault(name, "")
     object_ids, receptacle_ids = sorted(object_type), sorted(receptacle_type)
     object_number = {name: i for i, name in enumerate(object_ids)}
     receptacle_number = {name: i for i, name in enumerate(receptacle_ids)}

@@ -10,8 +10,9 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
+from agentgym_tlm.envs.alfworld.engine import NativeEngine
 from agentgym_tlm.envs.alfworld.generator import PRESETS, generate_game, task_type
-from agentgym_tlm.envs.alfworld.problem import Game
+from agentgym_tlm.envs.alfworld.problem import Game, World
 from agentgym_tlm.envs.alfworld.sources import EmbeddedSource, FolderSource, PackedSource, open_source
 from agentgym_tlm.errors import ConfigError, DataError, TaskNotFoundError
 
@@ -243,6 +244,14 @@ def test_official_counts(alfworld_data: Path) -> None:
         "pick_cool_then_place_in_recep": 21,
         "pick_two_obj_and_place": 17,
     }
+
+
+def test_every_official_game_can_be_played(alfworld_data: Path) -> None:
+    """One game that cannot be parsed ends a run over its split."""
+    for split in ("train", "valid_seen", "valid_unseen", "valid_train"):
+        source = open_source(split, alfworld_data)
+        for task_id in source.task_ids:
+            assert not NativeEngine(World.parse(source.load(task_id))).won
 
 
 def test_index_is_shared_by_all_environments_of_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
