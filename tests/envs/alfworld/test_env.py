@@ -1,0 +1,353 @@
+"""ALFWorld-v0 as its users meet it: through Gymnasium."""
+
+import pickle
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import agentgym_tlm
+from agentgym_tlm.envs.alfworld.engine import WELCOME, ActionStyle
+from agentgym_tlm.envs.alfworld.env import ALFWorldEnv, normalize_action
+from agentgym_tlm.envs.alfworld.problem import TASK_TYPES
+from agentgym_tlm.errors import ConfigError, TaskNotFoundError
+
+INFO_KEYS = {"task_id", "task_type", "split", "instruction", "score", "won", "action_valid", "stop_reason"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def embedded_data() -> Iterator[None]:
+    """Generated games, whatever the machine has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ALFWORLD_DATA", raising=False)
+        yield
+
+
+def make(**kwargs: Any) -> ALFWorldEnv:
+    env = gym.make("ALFWorld-v0", **{"num_games": 40, **kwargs}).unwrapped
+    assert isinstance(env, ALFWorldEnv)
+    return env
+
+
+def test_gymnasium_finds_no_fault() -> None:
+    """check_env without a warning, for both ways of naming the environment."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("ALFWorld-v0", "agentgym_tlm:ALFWorld-v0"):
+            env = gym.make(name, split="valid_unseen", admissible_commands=True)
+            check_env(env.unwrapped)
+            env.reset(seed=0)
+            env.step("look")
+            env.close()
+
+
+def test_info_has_the_documented_keys_after_reset_and_step() -> None:
+    """Rollouts and reports read these keys of every environment."""
+    env = make(split="valid_unseen")
+    observation, info = env.reset(seed=4)
+    assert info.keys() == INFO_KEYS
+    assert info["split"] == "valid_unseen"
+    assert info["task_id"].startswith("valid_unseen/" + info["task_type"])
+    assert observation.endswith(f"\n\nYour task is to: {info['instruction']}")
+    assert (info["score"], info["won"], info["action_valid"], info["stop_reason"]) == (0, False, True, None)
+    _, reward, _, _, info = env.step("fly to the moon")
+    assert info.keys() == INFO_KEYS
+    assert (reward, info["action_valid"]) == (0, False)
+
+
+def test_admissible_commands_come_only_on_request() -> None:
+    """They cost more than the step, and showing them is a choice that results depend on."""
+    plain, listing = make(), make(admissible_commands=True)
+    _, info = plain.reset(seed=0)
+    assert "admissible_commands" not in info
+    _, info = listing.reset(seed=0)
+    assert info["admissible_commands"] == plain.admissible_commands()
+    assert {"help", "inventory", "look"} < set(info["admissible_commands"])
+
+
+def test_seed_determines_the_episode() -> None:
+    """The same seed plays the same game with the same text, in any environment object; seeds reach all the games."""
+    first, second = make(), make()
+    tasks = set()
+    for seed in range(60):
+        start = first.reset(seed=seed)
+        assert second.reset(seed=seed) == start
+        tasks.add(start[1]["task_id"])
+        plan = first.walkthrough
+        assert [first.step(command) for command in plan] == [second.step(command) for command in plan]
+    assert len(tasks) > 25
+    for _ in range(5):
+        assert first.reset() == second.reset()
+
+
+def test_task_can_be_named() -> None:
+    """An evaluation plays the tasks of the manifest, each by its id."""
+    env = make()
+    for task_id in env.manifest[:5]:
+        assert env.reset(options={"task_id": task_id})[1]["task_id"] == task_id
+    with pytest.raises(TaskNotFoundError, match="no task 'train/none' among the 40 tasks"):
+        env.reset(options={"task_id": "train/none"})
+    with pytest.raises(ConfigError, match="task_id"):
+        env.reset(options={"game": 3})
+
+
+@pytest.mark.parametrize("kind", TASK_TYPES)
+def test_walkthrough_wins_and_winning_ends_the_episode(kind: str) -> None:
+    """Reward, termination, score and stop reason of a won game."""
+    env = make(task_types=[kind], reward_scale=10.0)
+    _, info = env.reset(seed=1)
+    assert info["task_type"] == kind
+    *before, last = [env.step(command) for command in env.walkthrough]
+    assert all((reward, terminated, truncated) == (0, False, False) for _, reward, terminated, truncated, _ in before)
+    assert last[1:4] == (10, True, False)
+    assert (last[4]["score"], last[4]["won"], last[4]["stop_reason"]) == (1, True, "won")
+    with pytest.raises(gym.error.ResetNeeded, match="won"):
+        env.step("look")
+
+
+@pytest.mark.parametrize("limit", [3, None])
+def test_running_out_of_steps_is_truncation_and_never_success(limit: int | None) -> None:
+    """ALFWorld's own `done` means both; counting it as success has spoilt published numbers."""
+    env = gym.make("ALFWorld-v0", num_games=5, max_episode_steps=limit)
+    env.reset(seed=0)
+    outcomes = [env.step("look") for _ in range(limit or 50)]
+    assert [truncated for *_, truncated, _ in outcomes] == [False] * ((limit or 50) - 1) + [True]
+    _, reward, terminated, _, info = outcomes[-1]
+    assert (reward, terminated, info["won"], info["stop_reason"]) == (0, False, False, "max_steps")
+    with pytest.raises(gym.error.ResetNeeded, match="max_steps"):
+        env.step("look")
+
+
+def test_winning_on_the_last_step_is_won() -> None:
+    """A win at the step limit is a win."""
+    env = make()
+    env.reset(seed=2)
+    plan = env.walkthrough
+    env.max_episode_steps = len(plan)
+    *_, (_, reward, terminated, truncated, info) = [env.step(command) for command in plan]
+    assert (reward, terminated, truncated, info["stop_reason"]) == (1, True, False, "won")
+
+
+def test_limit_can_be_lifted() -> None:
+    """Long episodes on request."""
+    env = gym.make("ALFWorld-v0", num_games=5, max_episode_steps=-1)
+    env.reset(seed=0)
+    assert not any(truncated for *_, truncated, _ in (env.step("look") for _ in range(60)))
+
+
+@pytest.mark.parametrize("call", ["step", "snapshot", "admissible_commands", "render", "walkthrough"])
+def test_nothing_can_be_asked_before_reset(call: str) -> None:
+    """A clear error instead of a missing attribute."""
+    env = make(render_mode="ansi")
+    with pytest.raises(gym.error.ResetNeeded, match="reset"):
+        env.step("look") if call == "step" else getattr(env, call)()
+    env.reset(seed=0)
+    env.close()
+    env.close()
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step("look")
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_snapshot_goes_back_to_the_same_point(at: int) -> None:
+    """Search and resume: the state, the step count and the text, in this environment or another, even pickled."""
+    env, other = make(max_episode_steps=12), make(max_episode_steps=12)
+    observation, info = env.reset(seed=7)
+    plan = env.walkthrough
+    for command in plan[:at]:
+        observation, *_, info = env.step(command)
+    snapshot = pickle.loads(pickle.dumps(env.snapshot()))
+    future = [env.step(command) for command in plan[at:]]
+    for player in (env, other):
+        assert player.restore(snapshot) == (observation, info)
+        assert player.snapshot() == snapshot
+        assert [player.step(command) for command in plan[at:]] == future
+        player.restore(snapshot)
+        outcomes = [player.step("look") for _ in range(12 - at)]
+        assert [truncated for *_, truncated, _ in outcomes] == [False] * (11 - at) + [True]
+    over = env.snapshot()
+    assert other.restore(over)[1]["stop_reason"] == "max_steps"
+    with pytest.raises(gym.error.ResetNeeded):
+        other.step("look")
+
+
+@pytest.mark.parametrize(
+    ("written", "move", "put"),
+    [
+        ("Go to  Desk 1.", "go to desk 1", "go to desk 1"),
+        ('"look"', "look", "look"),
+        ("`take mug 1 from desk 1`", "take mug 1 from desk 1", "take mug 1 from desk 1"),
+        ("put mug 1 in/on desk 1", "move mug 1 to desk 1", "put mug 1 in/on desk 1"),
+        ("put mug 1 on desk 1", "move mug 1 to desk 1", "put mug 1 in/on desk 1"),
+        ("Put mug 1 into drawer 2", "move mug 1 to drawer 2", "put mug 1 in/on drawer 2"),
+        ("put mug 1 in drawer 2 . ", "move mug 1 to drawer 2", "put mug 1 in/on drawer 2"),
+        ("move mug 1 to desk 1", "move mug 1 to desk 1", "put mug 1 in/on desk 1"),
+        ("move mug 1", "move mug 1", "move mug 1"),
+        ("", "", ""),
+    ],
+)
+def test_spelling_of_actions_is_forgiven(written: str, move: str, put: str) -> None:
+    """Prompts and checkpoints made for either data format work, as do quotes, case and periods."""
+    assert normalize_action(written, "move") == move
+    assert normalize_action(written, "put") == put
+
+
+@settings(max_examples=60)
+@given(action=st.text(), style=st.sampled_from(["move", "put"]))
+def test_normalising_twice_changes_nothing(action: str, style: ActionStyle) -> None:
+    """Replaying a logged action plays the same action."""
+    once = normalize_action(action, style)
+    assert normalize_action(once, style) == once
+
+
+@pytest.mark.parametrize("style", ["move", "put"])
+def test_both_wordings_are_understood_and_one_is_shown(style: ActionStyle) -> None:
+    """action_style chooses what is shown; neither agent is locked out."""
+    for written in ("move {} to {}", "put {} in/on {}"):
+        env = make(task_types="pick_and_place_simple", action_style=style, admissible_commands=True)
+        env.reset(seed=0)
+        *_, (_, _, _, _, info) = [env.step(command) for command in env.walkthrough[:-1]]
+        last = env.walkthrough[-1]
+        assert last in info["admissible_commands"]
+        thing, place = last.removeprefix(f"{style} ").replace(" in/on ", " to ").split(" to ")
+        observation, _, won, _, _ = env.step(written.format(thing, place))
+        assert won
+        link = "to" if style == "move" else "in/on"
+        assert observation == f"You {style} the {thing} {link} the {place}."
+
+
+def test_banner_only_on_request() -> None:
+    """Every wrapper strips the welcome line in its own way; here it is one option."""
+    plain, _ = make().reset(seed=0)
+    with_banner, _ = make(banner=True).reset(seed=0)
+    assert with_banner == WELCOME + plain
+
+
+def test_revisiting_is_an_option() -> None:
+    """Standing at a drawer, `go to` its neighbour at the same place is refused by ALFWorld."""
+    strict, lenient = make(), make(allow_revisit=True)
+    for env in (strict, lenient):
+        env.reset(seed=0)
+    place = next(c for c in strict.admissible_commands() if c.startswith("go to"))
+    assert strict.step(place)[0] == (arrived := lenient.step(place)[0])
+    assert strict.step(place)[0] == "Nothing happens."
+    assert lenient.step(place)[0] == arrived
+
+
+def test_task_types_restrict_the_manifest() -> None:
+    """A per-type evaluation plays that type only, and a misspelt type is an error, not an empty split."""
+    env = make(task_types=["look_at_obj_in_light", "pick_two_obj_and_place"])
+    assert {task_id.split("/")[1].split("-")[0] for task_id in env.manifest} == {
+        "look_at_obj_in_light",
+        "pick_two_obj_and_place",
+    }
+    with pytest.raises(ConfigError, match="no such task types: \\['pick'\\]"):
+        make(task_types=["pick"])
+    other = next(kind for kind in TASK_TYPES if kind not in make(num_games=1).manifest[0])
+    with pytest.raises(ConfigError, match="none of the 1 games"):
+        make(task_types=[other], num_games=1)
+
+
+@pytest.mark.parametrize("options", [{"engine": "fast"}, {"action_style": "place"}, {"split": "test"}])
+def test_unknown_options_are_refused(options: dict[str, str]) -> None:
+    """A misspelt option must not become a default."""
+    with pytest.raises(ConfigError):
+        make(**options)
+
+
+def test_rendering() -> None:
+    """`ansi` returns the turn as text; `human` prints it."""
+    env = make(render_mode="ansi")
+    observation, _ = env.reset(seed=0)
+    assert env.render() == observation
+    observation, *_ = env.step("inventory")
+    assert env.render() == f"> inventory\n{observation}"
+
+
+def test_human_rendering_prints_each_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    """Gymnasium's `human` mode shows without being asked."""
+    env = make(render_mode="human")
+    env.reset(seed=0)
+    env.step("inventory")
+    assert "> inventory\nYou are not carrying anything.\n" in capsys.readouterr().out
+
+
+def test_version_names_what_the_episode_ran_on() -> None:
+    """Logs of different worlds must not be mixed unnoticed."""
+    version = make().version()
+    assert version["agentgym_tlm"] == agentgym_tlm.__version__
+    assert version["engine"] == "native"
+    assert version["data"].startswith("embedded generator v")
+    assert version["data_format"] == "2.1.2"
+
+
+def test_expert_plays_by_reading() -> None:
+    """The environment's expert wins from observations alone."""
+    env = make()
+    observation, info = env.reset(seed=0)
+    expert = env.expert()
+    while info["stop_reason"] is None:
+        _, action = expert.act(observation)
+        observation, *_, info = env.step(action)
+    assert info["won"]
+
+
+@pytest.fixture(scope="module")
+def shared_env() -> ALFWorldEnv:
+    """One environment for many examples."""
+    return make(num_games=3)
+
+
+@settings(max_examples=80, deadline=None)
+@given(action=st.one_of(st.text(), st.text(max_size=20).map(lambda text: f"put {text} in {text} on {text}")))
+def test_any_string_is_answered(shared_env: ALFWorldEnv, action: str) -> None:
+    """What models write never raises."""
+    env = shared_env
+    env.reset(seed=0)
+    admissible = env.admissible_commands()
+    observation, _, _, _, info = env.step(action)
+    assert info["action_valid"] == (normalize_action(action) in admissible)
+    assert info["action_valid"] or observation == "Nothing happens."
+
+
+@pytest.mark.parametrize(
+    "action", ["x" * 100_000, "put " * 30_000, "a\0b", "\ud800", "🫖" * 1000, "\n\n", "in/on to " * 20_000]
+)
+def test_monstrous_strings_are_answered(action: str) -> None:
+    """100,000 characters, null bytes, lone surrogates, and strings made to slow the parser down."""
+    env = make(num_games=3)
+    env.reset(seed=0)
+    observation, _, _, _, info = env.step(action)
+    assert (observation, info["action_valid"]) == ("Nothing happens.", False)
+
+
+def test_actions_that_are_no_strings_are_refused() -> None:
+    """An index into a command list is a caller's mistake, not a bad move of the agent."""
+    env = make(num_games=3)
+    env.reset(seed=0)
+    with pytest.raises(gym.error.InvalidAction, match="int"):
+        env.step(3)  # type: ignore[arg-type]
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    """Rollouts with a thread per slot read what a single thread reads."""
+
+    def play(seed: int) -> list[str]:
+        env = make()
+        texts = [env.reset(seed=seed)[0]]
+        return texts + [env.step(command)[0] for command in ("look", *env.walkthrough)]
+
+    expected = [play(seed) for seed in range(4)]
+    found: dict[int, list[str]] = {}
+    threads = [threading.Thread(target=lambda seed=seed: found.update({seed: play(seed)})) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[seed] for seed in range(4)] == expected
