@@ -108,9 +108,7 @@ class NativeEngine:
         self._contents = [list(objects) for objects in world.start_contents]  # sorted, of each receptacle
         self._opened = set(world.start_opened)
         self._positions = set(world.start_positions)  # (object, location)
-        self._taken_from: set[tuple[int, int]] = (
-            set()
-        )  # (object, receptacle) that it was taken from and not put back in
+        self._taken_from: set[tuple[int, int]] = set()  # (object, receptacle), until it is put back there
         self._states = {name: set(world.affordances[name]) for name in _STATES}
         # What follows from the state and is remembered until it changes. The receptacles of a place change only while
         # the agent stands there, so that forgetting the place's menus (by held object) then is enough.

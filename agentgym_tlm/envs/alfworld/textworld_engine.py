@@ -104,9 +104,9 @@ class TextWorldEngine:
         return _replay(self.world, self.action_style, self._actions)
 
     def close(self) -> None:
-        """Give the TextWorld environment back; the engine cannot be used afterwards."""
+        """Give the TextWorld environment back; the engine cannot be used afterwards. Safe to call twice."""
         self._finalizer()
-        del self._env
+        self.__dict__.pop("_env", None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _replay, (self.world, self.action_style, list(self._actions))
