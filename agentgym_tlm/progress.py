@@ -21,11 +21,11 @@ class ProgressBar:
         self._label = label
         self._unit = unit
         self._total = total
-        self._done: int | None = None
+        self._done = 0
         self._status = ""
         self._console = console
         self._interval = interval
-        self._started = self._printed = time.monotonic()
+        self._started = self._updated = self._printed = time.monotonic()
         self._live: Progress | None = None
         if console.is_terminal and not console.is_dumb_terminal:
             self._live = Progress(
@@ -47,25 +47,26 @@ class ProgressBar:
     def update(self, done: int, status: str = "", *, total: int | None = None) -> None:
         """Report how much is done so far, with a few words on how it goes."""
         self._done = done
+        self._updated = time.monotonic()
         self._total = self._total if total is None else total
         self._status = status
         if self._live is not None:
             self._live.start()
             self._live.update(self._task, completed=done, total=self._total, status=self._status)
-        elif time.monotonic() - self._printed >= self._interval:
+        elif self._updated - self._printed >= self._interval:
             self._print()
 
     def close(self) -> None:
         """Leave the last state standing."""
         if self._live is not None:
             self._live.stop()
-        elif self._done is not None:
+        elif self._updated > self._printed:
             self._print()
 
     def _print(self) -> None:
-        self._printed = time.monotonic()
+        self._printed = self._updated
         done = f"{self._done}" if self._total is None else f"{self._done}/{self._total}"
-        parts = [f"{self._label}: {done} {self._unit}", self._status, f"{self.elapsed:.0f} s"]
+        parts = [f"{self._label}: {done} {self._unit}", self._status, f"{self._updated - self._started:.0f} s"]
         print(", ".join(filter(None, parts)), file=self._console.file, flush=True)
 
 

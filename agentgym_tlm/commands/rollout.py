@@ -82,9 +82,11 @@ def play(
     Raises ConfigError when the folder holds play with other options. KeyboardInterrupt tells how to go on.
     """
     import torch
+    from transformers.utils.logging import disable_progress_bar
 
     from agentgym_tlm.rollout import rollout
 
+    disable_progress_bar()
     torch.set_num_threads(options.num_threads)
     policy = load(options.policy, options.temperature)
     _open(folder, replace(options, output_dir=folder))

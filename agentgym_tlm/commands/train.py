@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from rich.console import Console
+from transformers.utils.logging import disable_progress_bar
 
 from agentgym_tlm.evaluate import results_table
 from agentgym_tlm.experiment import Experiment, ExperimentConfig
@@ -18,6 +19,7 @@ class Train(ExperimentConfig):
 
     def run(self) -> int:
         """Run the experiment and print its table."""
+        disable_progress_bar()
         experiment = Experiment(self, rollouts=rollout_progress, training=training_progress)
         try:
             results = experiment.run()
