@@ -246,11 +246,14 @@ def test_official_counts(alfworld_data: Path) -> None:
     }
 
 
-def test_every_official_game_is_won_by_its_walkthrough(alfworld_data: Path) -> None:
-    """All 4027 games can be played, and ALFWorld's own plans win each of them with their last action."""
+@pytest.mark.parametrize(
+    "every", [10, pytest.param(1, marks=pytest.mark.slow)], ids=["every tenth training game", "all 4027 games"]
+)
+def test_official_games_are_won_by_their_walkthrough(every: int, alfworld_data: Path) -> None:
+    """One game that cannot be parsed ends a run over its split; ALFWorld's own plans win with their last action."""
     for split in ("train", "valid_seen", "valid_unseen", "valid_train"):
         source = open_source(split, alfworld_data)
-        for task_id in source.task_ids:
+        for task_id in source.task_ids[:: every if split == "train" else 1]:
             engine = NativeEngine(World.parse(source.load(task_id)))
             won = [engine.won]
             for command in engine.world.game.walkthrough:
