@@ -139,11 +139,12 @@ def results_table(results: Sequence[EvalResult], *, title: str | None = None) ->
     table = Table(title=title, title_justify="left")
     table.add_column("policy", no_wrap=True)
     table.add_column("split", no_wrap=True)
-    for heading in ("success % [95% CI]", "won / episodes", "mean turns", "invalid actions %"):
+    table.add_column("success %\n[95% CI]", justify="right", no_wrap=True)
+    for heading in ("won /\nepisodes", "mean\nturns", "invalid\nactions %"):
         table.add_column(heading, justify="right")
     errors = any(result.env_errors for result in results)
     if errors:
-        table.add_column("env errors", justify="right")
+        table.add_column("env\nerrors", justify="right")
     for result in results:
         row = [
             result.label or result.policy,
