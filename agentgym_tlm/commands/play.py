@@ -41,7 +41,8 @@ class Play:
         env = text_env(gym.make(envs.env, disable_env_checker=True, **envs.kwargs(self.split)))
         options = {} if self.task_id is None else {"task_id": self.task_id}
         observation, info = env.reset(seed=self.seed, options=options)
-        console = Console(highlight=False, markup=False, soft_wrap=True)
+        console = Console(highlight=False, markup=False)
+        console.soft_wrap = not console.is_terminal  # a pipe keeps lines whole
         game = Game(env, self.envs.env, self.seed or 0, observation, info, console)
         try:
             game.play(_commands(console, lambda: game.info["admissible_commands"]))
@@ -149,7 +150,7 @@ def _commands(console: Console, admissible: Callable[[], list[str]]) -> Iterator
     while True:
         try:
             line = input("\n> " if terminal else "")
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
             return
         if not terminal:
             console.print(f"\n> {line}")
