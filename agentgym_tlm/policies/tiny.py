@@ -72,7 +72,7 @@ def build_tiny(
     *,
     hidden_size: int = 128,
     layers: int = 4,
-    heads: int = 4,
+    heads: int = 2,
     key_value_heads: int | None = None,
     intermediate: int | None = None,
     max_context: int = 4096,
@@ -94,6 +94,7 @@ def build_tiny(
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads or heads,
         max_position_embeddings=max_context,
+        initializer_range=0.7 * hidden_size**-0.5,  # from the 0.02 of wide models, copying is learnt late
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

@@ -34,7 +34,7 @@ from agentgym_tlm.errors import ConfigError, DataError, TaskNotFoundError
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
 DATA_VARIABLE = "ALFWORLD_DATA"
-EMBEDDED_SIZES: Mapping[str, int] = {"train": 2000, "valid_seen": 140, "valid_unseen": 134}
+EMBEDDED_SIZES: Mapping[str, int] = {"train": 10000, "valid_seen": 140, "valid_unseen": 134}
 """Games of each split that the generator makes unless asked for another number; the last two are ALFWorld's."""
 
 _REMEDY = (

@@ -200,7 +200,7 @@ def test_pack_with_a_wrong_line_is_named(tmp_path: Path) -> None:
 
 def test_embedded_games() -> None:
     """Sizes, ids and games of the default data are the same each time; presets and sizes are taken at their word."""
-    assert [len(open_source(split).task_ids) for split in ("train", "valid_seen", "valid_unseen")] == [2000, 140, 134]
+    assert [len(open_source(split).task_ids) for split in ("train", "valid_seen", "valid_unseen")] == [10000, 140, 134]
     small, official = open_source("train", num_games=10), open_source("train", num_games=10, generator="official")
     assert small.task_ids == tuple(sorted(game["id"] for game in records("train", 10)))
     assert small.load(small.task_ids[0]) == Game.from_record(
