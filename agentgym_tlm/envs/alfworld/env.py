@@ -86,8 +86,8 @@ class ALFWorldEnv(TextEnv):
     - ``data_dir``: folder with the official ``json_2.1.1`` tree or with packed ``<split>.jsonl.xz`` files. Never
       written to.
     - ``task_types``: play only these of the six task types.
-    - ``num_games``, ``generator``: size of the embedded split before ``task_types`` (10000, 140 and 134 by default), and
-      its rooms: ``"small"``, ``"official"`` or a ``GeneratorConfig``.
+    - ``num_games``, ``generator``: size of the embedded split before ``task_types`` (10000, 140 and 134 by default),
+      and its rooms: ``"small"``, ``"official"`` or a ``GeneratorConfig``.
     - ``engine``: ``"native"``, or ``"textworld"`` for the reference implementation: the same text, thousands of times
       slower, one thread at a time.
     - ``action_style``: wording of placing an object that is shown: ``"move"`` (ALFWorld 0.4: ``move X to Y``) or
