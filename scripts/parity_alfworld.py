@@ -84,8 +84,8 @@ def main() -> int:
                 total.differences += found.differences if stock else []
         games[name] += 1
         task_types[game.task_type] += 1
-        if sys.stderr.isatty():
-            print(f"\r{number + 1} games, {total.steps} steps", end="", file=sys.stderr)
+        if (number + 1) % 20 == 0:
+            print(f"{number + 1} games, {total.steps} steps, {len(total.differences)} differences", file=sys.stderr)
     print(f"{sum(games.values())} games, {total.steps} steps, {len(total.differences)} differences")
     print(f"  games: {dict(games)}")
     print(f"  task types: {dict(task_types)}")
