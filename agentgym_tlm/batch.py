@@ -1,10 +1,9 @@
-"""Trajectories as tensors: the batch every trainer's loss reads, and log-probs at the tokens the policy produced.
+"""Trajectories as tensors: the batch that every trainer's loss reads.
 
-An :class:`Example` is one trajectory as arrays, :func:`collate` pads examples into a :class:`TurnBatch`, and
-:class:`TokenLogprobs` evaluates a model on it. Everything per token is kept *flat* ``[N]``, over the N tokens of the
-loss in row-major order: observations, prompts and padding have no place in it. Shapes: B rows, L positions, M
-trajectories, T turns. A row is one token sequence of a trajectory, so that M = B for append-only prompt formats, while
-a windowed format has one row per turn.
+An :class:`Example` is one trajectory as arrays; :func:`collate` pads examples into a :class:`TurnBatch`. Losses see
+per-token values *flat*, as ``[N]``: the N tokens of the loss in row-major order, without prompts, observations and
+padding. Shapes: B rows, L positions, M trajectories, T turns. A row is one token sequence of a trajectory: M = B for
+append-only prompt formats, while a windowed format has one row per turn.
 """
 
 from __future__ import annotations
@@ -17,14 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from torch import Tensor
 
-from agentgym_tlm.errors import ConfigError, TrainingError, TrajectoryError
+from agentgym_tlm.errors import TrajectoryError
 from agentgym_tlm.trajectory import StopReason, Trajectory
-
-LOGITS_PER_CHUNK = 2**26  # at most 256 MiB of fp32 logits at a time
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -179,83 +174,6 @@ def collate(*groups: Sequence[Example]) -> TurnBatch:
         ref_logprobs=_pad([row.ref_logprobs for _, row in rows], shape),
         old_logprobs=_pad([row.old_logprobs for _, row in rows], shape),
     )
-
-
-class TokenLogprobs(nn.Module):
-    """log π(token) [N] of a causal language model at the tokens of the loss, without the logits of any other token.
-
-    The transformer body runs on whole rows; the language-model head only where the policy acted, ``chunk_size`` tokens
-    at a time (default: about 256 MiB of logits), each chunk recomputed in the backward pass. Log-softmax is float32.
-    This module, not the model, is what a trainer wraps for distribution and mixed precision. Works on PEFT adapters and
-    tied embeddings, and applies the logit scaling and soft-capping of the model's own forward. Raises ConfigError for a
-    model whose logits this does not reproduce, TrainingError for one whose logits are not finite.
-    """
-
-    def __init__(self, model: nn.Module, chunk_size: int | None = None) -> None:
-        super().__init__()
-        self.model = model
-        causal_lm = model if isinstance(model, PreTrainedModel) else model.get_base_model()  # type: ignore[operator]
-        config = causal_lm.config.get_text_config()
-        self._scale = float(getattr(config, "logit_scale", 1.0) or 1.0) / float(getattr(config, "logits_scaling", 1.0))
-        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        self._chunk_size = chunk_size or max(1, LOGITS_PER_CHUNK // config.vocab_size)
-        # kept out of the module tree: they are parts of self.model
-        self._parts: tuple[nn.Module, nn.Module] = (causal_lm.base_model, causal_lm.get_output_embeddings())
-        self._check_logits(causal_lm)
-
-    def forward(self, input_ids: Tensor, loss_mask: Tensor, groups: tuple[tuple[int, int, int], ...]) -> Tensor:
-        """[N] log-probs for ``input_ids`` and ``loss_mask`` [B, L], of which ``groups`` are the padded blocks."""
-        logprobs = []
-        for start, stop, length in groups:
-            ids, mask = input_ids[start:stop, :length], loss_mask[start:stop, 1:length]
-            hidden = self._hidden(ids)[:, :-1][mask]
-            targets = ids[:, 1:][mask]
-            chunks = list(zip(hidden.split(self._chunk_size), targets.split(self._chunk_size), strict=True))
-            for chunk in chunks:
-                if len(chunks) > 1 and torch.is_grad_enabled():
-                    logprobs.append(checkpoint(self._head, *chunk, use_reentrant=False, preserve_rng_state=False))
-                else:
-                    logprobs.append(self._head(*chunk))
-        return torch.cat(logprobs)
-
-    def _hidden(self, input_ids: Tensor) -> Tensor:
-        # Under a causal mask padding on the right reaches no real token; without a padding mask attention is faster.
-        hidden: Tensor = self._parts[0](input_ids=input_ids, use_cache=False).last_hidden_state
-        return hidden
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._parts[1](hidden).float() * self._scale
-        if self._softcap is not None:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
-        return logits
-
-    def _head(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        logits = self._logits(hidden)
-        return logits.gather(-1, targets[:, None]).squeeze(-1) - logits.logsumexp(-1)
-
-    @torch.no_grad()
-    def _check_logits(self, causal_lm: nn.Module) -> None:
-        training = causal_lm.training
-        causal_lm.eval()
-        ids = torch.arange(4, device=next(causal_lm.parameters()).device)[None]
-        expected = causal_lm(input_ids=ids, use_cache=False).logits.float()
-        found = self._logits(self._hidden(ids))
-        causal_lm.train(training)
-        if not expected.isfinite().all():
-            raise TrainingError(f"the weights of {type(causal_lm).__name__} are broken: its logits are not finite")
-        if found.shape != expected.shape or not torch.allclose(
-            found, expected, rtol=0, atol=1e-2 * expected.abs().max()
-        ):
-            raise ConfigError(
-                f"{type(causal_lm).__name__} does more between its body and its logits than a head, a logit scale and "
-                "soft-capping, so that log-probs at single tokens would be wrong; use another architecture"
-            )
-
-
-def token_logprobs(model: nn.Module, batch: TurnBatch, chunk_size: int | None = None) -> Tensor:
-    """[N] log-probs of the tokens of the loss under ``model``; see :class:`TokenLogprobs`."""
-    logprobs: Tensor = TokenLogprobs(model, chunk_size)(batch.input_ids, batch.loss_mask, batch.groups)
-    return logprobs
 
 
 def _check_trainable(trajectory: Trajectory) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from agentgym_tlm.batch import Example, TokenLogprobs, collate, untrainable_reason
+from agentgym_tlm.batch import Example, collate, untrainable_reason
 from agentgym_tlm.errors import ConfigError, TrajectoryError
+from agentgym_tlm.logprobs import TokenLogprobs
 from agentgym_tlm.trajectory import FinishReason, StopReason, Trajectory, Turn, read_trajectories, write_trajectories
 
 

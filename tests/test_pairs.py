@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentgym_tlm.batch import Example, collate, token_logprobs
+from agentgym_tlm.batch import Example, collate
 from agentgym_tlm.errors import ConfigError, TrajectoryError
+from agentgym_tlm.logprobs import token_logprobs
 from agentgym_tlm.pairs import (
     Pair,
     build_pairs,

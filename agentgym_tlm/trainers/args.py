@@ -64,7 +64,7 @@ class TrainingArguments:
     seed: Annotated[int, tyro.conf.Suppress] = 0
     """Seed of data order, dropout and sampling."""
     logging_steps: int = 10
-    """Updates between two lines of ``metrics.jsonl``."""
+    """Updates between two lines of ``metrics.jsonl``; a checkpoint ends a line, too."""
     save_steps: int | None = 500
     """Updates between two checkpoints, one more at the end; None: no checkpoints."""
     save_total_limit: int | None = 2

@@ -8,7 +8,6 @@ weights, optimizer, schedule, random states and the position in the data are in 
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import math
 import time
@@ -25,24 +24,30 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 from torch import Tensor
-from transformers import PreTrainedModel, get_scheduler
+from transformers import get_scheduler
 
-from agentgym_tlm.batch import Example, TokenLogprobs, TurnBatch, collate
+from agentgym_tlm.batch import Example, TurnBatch, collate
 from agentgym_tlm.envs.args import EnvArgs
-from agentgym_tlm.errors import CheckpointError, ConfigError, DependencyError, TrainingError
+from agentgym_tlm.errors import CheckpointError, ConfigError, TrainingError
+from agentgym_tlm.logprobs import TokenLogprobs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.rollout import RolloutProgress
-from agentgym_tlm.trainers.args import RUN_INDEPENDENT, LoraArguments, TrainingArguments
+from agentgym_tlm.trainers.args import RUN_INDEPENDENT, TrainingArguments
 from agentgym_tlm.trainers.checkpoint import (
     TrainerState,
+    cut_metrics,
+    data_fingerprint,
     latest_checkpoint,
     preserved_rng,
     read_checkpoint,
     replaced_folder,
     save_checkpoint,
+    shapes_fingerprint,
+    weights_fingerprint,
 )
 from agentgym_tlm.trainers.collect import claim
 from agentgym_tlm.trainers.data import BatchPlan
+from agentgym_tlm.trainers.lora import merged, with_adapters
 
 Item = tuple[Example, ...]
 """What is never split over batches: one trajectory, or a chosen and a rejected one."""
@@ -86,10 +91,9 @@ class Trainer(ABC, Generic[ArgsT]):
             step_scheduler_with_optimizer=False,
         )
         set_seed(args.seed)
-        model: Any = policy.model
-        if not isinstance(model, PreTrainedModel):
-            model = model.merge_and_unload()  # adapters of an earlier stage become part of the weights
-        policy.model = model if args.lora is None else _with_lora(model, args.lora)
+        policy.model = merged(policy.model)
+        if args.lora is not None:
+            policy.model = with_adapters(policy.model, args.lora)
         if args.gradient_checkpointing:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         if args.report_to:
@@ -127,10 +131,10 @@ class Trainer(ABC, Generic[ArgsT]):
         """
         path = self.output_dir / "policy"
         if self.accelerator.is_main_process:
-            trained: Any = self.policy.model
+            trained = self.policy.model
             if self.args.lora is not None:
                 trained.save_pretrained(self.output_dir / "adapter")
-                self.policy.model = copy.deepcopy(trained).merge_and_unload()
+                self.policy.model = merged(copy.deepcopy(trained))
             with replaced_folder(path) as partial:
                 self.policy.save(partial)
             self.policy.model = trained
@@ -148,7 +152,12 @@ class Trainer(ABC, Generic[ArgsT]):
         self.state, _ = read_checkpoint(path, self._run())
         self._resume_from = path
         if self.accelerator.is_main_process:
-            _cut_metrics(self.output_dir / "metrics.jsonl", self.state.step)
+            cut_metrics(self.output_dir / "metrics.jsonl", self.state.step)
+
+    @property
+    def iteration_seed(self) -> int:
+        """Seed of the current iteration's sampling and data order, far from those of neighbouring run seeds."""
+        return self.args.seed + 1_000_003 * self.state.iteration
 
     def claim_folder(self, name: str) -> Path:
         """Folder of the run for collected data. Raises CheckpointError if it holds that of other options or weights."""
@@ -163,7 +172,7 @@ class Trainer(ABC, Generic[ArgsT]):
         args, accelerator, state = self.args, self.accelerator, self.state
         plan = BatchPlan(
             lengths=[max(example.length for example in item) for item in items],
-            seed=args.seed + state.iteration,
+            seed=self.iteration_seed,
             micro_batch_size=args.per_device_train_batch_size,
             gradient_accumulation_steps=args.gradient_accumulation_steps,
             num_processes=accelerator.num_processes,
@@ -172,7 +181,7 @@ class Trainer(ABC, Generic[ArgsT]):
         self.total_steps = (
             args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * plan.updates_per_epoch)
         )
-        self._prepare(fingerprint(items))
+        self._prepare(data_fingerprint(example for item in items for example in item))
         self._module.train()
         window: defaultdict[str, Tensor | float] = defaultdict(float)
         units = [self.units(item) for item in items]
@@ -236,7 +245,7 @@ class Trainer(ABC, Generic[ArgsT]):
         if self._resume_from is None:
             self.state.data = data
             self.state.fit_step = 0
-            set_seed(args.seed + self.state.iteration, device_specific=True)
+            set_seed(self.iteration_seed, device_specific=True)
             return
         if self.state.data != data:
             raise CheckpointError(f"{self._resume_from} was trained on other data than this run collected or was given")
@@ -256,10 +265,11 @@ class Trainer(ABC, Generic[ArgsT]):
     def _after_update(self, window: defaultdict[str, Tensor | float], updates_per_epoch: int) -> None:
         args, state = self.args, self.state
         done = state.fit_step == self.total_steps
-        if done or state.step % args.logging_steps == 0:
+        saving = args.save_steps is not None and (done or state.step % args.save_steps == 0)
+        if done or saving or state.step % args.logging_steps == 0:  # a resumed run starts a new window
             self._log_window(window, updates_per_epoch)
             window.clear()
-        if args.save_steps is not None and (done or state.step % args.save_steps == 0):
+        if saving:
             save_checkpoint(
                 self.accelerator,
                 self.output_dir,
@@ -286,7 +296,8 @@ class Trainer(ABC, Generic[ArgsT]):
         metrics["epoch"] = self.state.fit_step / updates_per_epoch
         metrics["total_steps"] = self.total_steps
         self.log(metrics)
-        if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
+        overflow_is_handled = self.args.mixed_precision == "fp16"  # the gradient scaler skips the update
+        if not (math.isfinite(metrics["loss"]) and (overflow_is_handled or math.isfinite(metrics["grad_norm"]))):
             raise TrainingError(
                 f"loss {metrics['loss']} and gradient norm {metrics['grad_norm']} at step {self.state.step}: "
                 "lower learning_rate, or use bf16 or no mixed precision"
@@ -306,63 +317,9 @@ class Trainer(ABC, Generic[ArgsT]):
 
     def _run(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to be resumed, as a flat dictionary."""
-        shapes = [(name, tuple(p.shape)) for name, p in self.policy.model.named_parameters()]
         return {
             "trainer": type(self).__name__,
-            "model": hashlib.sha256(repr(shapes).encode()).hexdigest()[:16],
+            "model": shapes_fingerprint(self.policy.model),
             "num_processes": self.accelerator.num_processes,
             **{name: value for name, value in asdict(self.args).items() if name not in RUN_INDEPENDENT},
         }
-
-
-def fingerprint(items: Sequence[Item]) -> str:
-    """Hash of everything in the examples that reaches a loss."""
-    digest = hashlib.sha256()
-    for example in (example for item in items for example in item):
-        digest.update(example.turn_weights.tobytes())
-        for row in example.rows:
-            for array in (row.input_ids, row.turn_ids, row.loss_mask, row.ref_logprobs, row.old_logprobs):
-                digest.update(b"-" if array is None else array.tobytes())
-    return digest.hexdigest()[:16]
-
-
-def weights_fingerprint(model: torch.nn.Module) -> str:
-    """Hash of a model's weights."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _with_lora(model: PreTrainedModel, lora: LoraArguments) -> Any:
-    """The model with fresh adapters, which are what is trained."""
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise DependencyError('LoRA needs peft: pip install "agentgym-tlm[lora]"') from error
-    targets: str | list[str] = (
-        lora.target_modules if lora.target_modules == "all-linear" else lora.target_modules.split(",")
-    )
-    config = LoraConfig(
-        r=lora.r,
-        lora_alpha=lora.lora_alpha,
-        lora_dropout=lora.lora_dropout,
-        target_modules=targets,
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(model, config)
-
-
-def _cut_metrics(path: Path, step: int) -> None:
-    """Forget the lines behind ``step``: the resumed run writes them again."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if not line.endswith("\n") or json.loads(line)["step"] > step:
-            break
-        kept.append(line)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(kept), encoding="utf-8")
-    partial.replace(path)

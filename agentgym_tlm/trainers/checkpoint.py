@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
+from agentgym_tlm.batch import Example
 from agentgym_tlm.errors import CheckpointError
 
 STATE_FILE = "trainer_state.json"
@@ -92,6 +94,46 @@ def read_checkpoint(path: str | os.PathLike[str], run: dict[str, Any]) -> tuple[
         changes = ", ".join(f"{name}: {saved.get(name)!r} -> {known.get(name)!r}" for name in different)
         raise CheckpointError(f"{path} belongs to a different run ({changes}); use its options or a new output_dir")
     return state, scheduler
+
+
+def cut_metrics(path: Path, step: int) -> None:
+    """Forget the lines of a ``metrics.jsonl`` behind ``step``: the resumed run writes them again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if not line.endswith("\n") or json.loads(line)["step"] > step:
+            break
+        kept.append(line)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text("".join(kept), encoding="utf-8")
+    partial.replace(path)
+
+
+def shapes_fingerprint(model: torch.nn.Module) -> str:
+    """Hash of the names and shapes of a model's weights."""
+    shapes = [(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
+    return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+
+
+def data_fingerprint(examples: Iterable[Example]) -> str:
+    """Hash of everything in the examples that reaches a loss."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(example.turn_weights.tobytes())
+        for row in example.rows:
+            for array in (row.input_ids, row.turn_ids, row.loss_mask, row.ref_logprobs, row.old_logprobs):
+                digest.update(b"-" if array is None else array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def weights_fingerprint(model: torch.nn.Module) -> str:
+    """Hash of a model's weights."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 @contextmanager

@@ -241,7 +241,7 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
         self.claim_folder(self._folder.name)
         if folder.exists():
             return read_pairs(folder)
-        args, seed = self.args, self.args.seed + self.state.iteration
+        args = self.args
         tasks = self.envs.manifest("train").take(args.num_tasks)
         path = self.output_dir / "expert.jsonl"
         expert = expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed)
@@ -253,7 +253,7 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
                 tasks,
                 self._folder / "sampled.jsonl",
                 samples_per_task=args.samples_per_task,
-                seed=seed,
+                seed=self.iteration_seed,
                 progress=self.on_rollout,
             )
         pairs, dropped = build_pairs(expert, sampled, max_pairs_per_task=args.max_pairs_per_task)

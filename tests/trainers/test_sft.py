@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from agentgym_tlm.batch import Example, collate, token_logprobs
+from agentgym_tlm.batch import Example, collate
 from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.logprobs import token_logprobs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.rollout import rollout
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer, sft_loss

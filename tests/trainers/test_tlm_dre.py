@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentgym_tlm.batch import Example, TurnBatch, collate, token_logprobs
+from agentgym_tlm.batch import Example, TurnBatch, collate
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.logprobs import token_logprobs
 from agentgym_tlm.pairs import Pair, read_pairs, score_pairs
 from agentgym_tlm.trainers.args import LoraArguments
 from agentgym_tlm.trainers.tlm_dre import (
