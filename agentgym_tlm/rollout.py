@@ -161,7 +161,8 @@ class _Rollout:
 
     def make_env(self) -> gym.Env[str, str]:
         limit = {} if self._max_turns is None else {"max_episode_steps": self._max_turns}
-        return gym.make(self.env_id, disable_env_checker=True, split=self.split, **limit, **self._env_kwargs)
+        options = {**self._env_kwargs, "split": self.split, **limit}
+        return gym.make(self.env_id, disable_env_checker=True, **options)
 
     def play(self) -> Iterator[Trajectory]:
         try:

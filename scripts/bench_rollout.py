@@ -113,13 +113,15 @@ def main(args: Args) -> None:
         "re-prefill": lambda: play(re_prefill, tasks),
     }
     seconds: dict[str, list[float]] = {name: [] for name in variants}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in variants}
     responses: dict[str, list[list[str]]] = {}
     trajectories: list[Trajectory] = []
     for _ in range(args.rounds):
         for name, variant in variants.items():
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             trajectories = variant()
             seconds[name].append(time.perf_counter() - start)
+            cpu_seconds[name].append(time.process_time() - cpu_start)
             responses[name] = [[turn.response for turn in trajectory.turns] for trajectory in trajectories]
 
     turns = sum(len(t.turns) for t in trajectories)
@@ -129,13 +131,15 @@ def main(args: Args) -> None:
         f"{sum(t.won for t in trajectories)} won; {args.n_slots} slots, {args.threads} thread(s), "
         f"agentgym_tlm {agentgym_tlm.__version__}, torch {torch.__version__}"
     )
-    best = statistics.median(seconds["cached"])
-    for name, times in seconds.items():
+    median = {name: statistics.median(times) for name, times in seconds.items()}
+    cpu = {name: statistics.median(times) for name, times in cpu_seconds.items()}
+    for name in variants:
         same = sum(a == b for a, b in zip(responses[name], responses["cached"], strict=True))
-        median = statistics.median(times)
         print(
-            f"{name:>10}: {median:7.1f} s  {turns / median:7.0f} turns/s  {tokens / median:7.0f} tokens/s  "
-            f"{median / best:5.2f} x the time of cached  ({same}/{len(tasks)} episodes identical to it)"
+            f"{name:>10}: {median[name]:7.1f} s ({median[name] / median['cached']:.2f} x cached), "
+            f"processor time {cpu[name]:7.1f} s ({cpu[name] / cpu['cached']:.2f} x), "
+            f"{turns / median[name]:6.0f} turns/s, {tokens / median[name]:6.0f} tokens/s, "
+            f"{same}/{len(tasks)} episodes identical to cached"
         )
 
 

@@ -212,6 +212,7 @@ def test_a_person_can_play_and_quit() -> None:
     assert [turn.action for turn in trajectory.turns] == ["go to study"]
     assert trajectory.stop_reason is StopReason.ABORTED
     assert "go to study\nlook" in shown, "? lists the commands"
+    assert shown[-1] == trajectory.final_observation, "a person has to see how it ended"
 
 
 def test_random_play_is_admissible_and_needs_the_list() -> None:

@@ -81,17 +81,17 @@ class SlotCache(Cache):
                 if (slot := self._slots[row]) is not None:
                     slot.row = row
 
-    def prepare(self, rows: torch.Tensor, positions: torch.Tensor, padding: torch.Tensor, length: int) -> None:
+    def prepare(self, rows: list[int], positions: torch.Tensor, padding: torch.Tensor, length: int) -> None:
         """Describe the coming forward pass.
 
         ``rows`` [batch] and ``positions`` [batch, new tokens] say where the new tokens belong, ``padding`` (same shape,
         boolean) which are none, ``length`` how far attention has to see. Grows the tensors if necessary.
         """
         self._grow(length)
-        self._rows = rows[:, None]
+        self._rows = torch.tensor(rows, device=positions.device)[:, None]
         self._positions = torch.where(padding, self._capacity - 1, positions)
         self._length = length
-        self._in_place = bool(torch.equal(rows, torch.arange(len(rows), device=rows.device)))
+        self._in_place = rows == list(range(len(rows)))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -35,12 +35,19 @@ class HumanPolicy:
         return [self._act(conversation) for conversation in conversations]
 
     def end(self, conversation: Conversation) -> None:
-        """Nothing is held for an episode."""
+        """Show how the episode ended."""
+        self._show_news(conversation)
+
+    def _show_news(self, conversation: Conversation) -> None:
+        """Show the observations that have not been shown yet."""
+        for observation in conversation.observations[conversation.memory or 0 :]:
+            self._show(observation)
+        conversation.memory = len(conversation.observations)
 
     def _act(self, conversation: Conversation) -> Generation:
         if len(conversation.observations) == 1:
             self._show(HELP)
-        self._show(conversation.observations[-1])
+        self._show_news(conversation)
         while True:
             try:
                 line = self._read("> ").strip()

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +25,13 @@ from transformers import (
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.base import Conversation, Generation
 from agentgym_tlm.policies.cache import Slot, SlotCache, cache_argument, check_cacheable
+from agentgym_tlm.policies.decoding import CachedDecoder, PlainDecoder, Row
 from agentgym_tlm.policies.sampling import sample_tokens
 from agentgym_tlm.prompt import ReactFormat
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.trajectory import FinishReason
 
 SETTINGS_FILE = "agentgym_policy.json"
-
-_PREFILL_TOKENS = 16384  # most tokens, padding included, of one forward pass over prompts
-_SHRINK_AT = 0.75  # finished rows leave the decoding batch once this fraction of it remains
-
-
-@dataclass(eq=False)
-class _Row:
-    """One conversation's part of a batch."""
-
-    conversation: Conversation
-    ids: list[int]  # the conversation's sequence
-    uniforms: torch.Tensor
-    slot: Slot | None
 
 
 class LanguageModelPolicy:
@@ -181,7 +168,7 @@ class LanguageModelPolicy:
         done = dict(zip(rows, generations, strict=True))
         return [done.get(i) or Generation("", overflow=True) for i in range(len(conversations))]
 
-    def _open_row(self, conversation: Conversation) -> _Row | None:
+    def _open_row(self, conversation: Conversation) -> Row | None:
         """Append the newest observation and the generation prompt; None if the response would not fit."""
         ids = conversation.sequences[0] if conversation.sequences else []
         new: list[int] = []
@@ -199,8 +186,8 @@ class LanguageModelPolicy:
         ids += new
         conversation.spans += spans
         draws = conversation.rng.random(self.max_new_tokens) if self.temperature > 0 else [0.0] * self.max_new_tokens
-        uniforms = torch.as_tensor(draws, dtype=torch.float64)
-        return _Row(conversation, ids, uniforms, self._slot(conversation) if self.kv_cache else None)
+        uniforms = torch.as_tensor(draws, dtype=torch.float64, device=self.device)
+        return Row(conversation, ids, uniforms, self._slot(conversation) if self.kv_cache else None)
 
     def _slot(self, conversation: Conversation) -> Slot:
         """The conversation's slot in the current cache."""
@@ -211,17 +198,22 @@ class LanguageModelPolicy:
             slot = conversation.memory = self._cache.allocate()
         return slot
 
-    def _generate(self, rows: list[_Row]) -> list[Generation]:
+    def _generate(self, rows: list[Row]) -> list[Generation]:
         """Sample all rows' responses, append them to the sequences, and describe them."""
-        decoder = _CachedDecoder(self, rows) if self.kv_cache else _PlainDecoder(self, rows)
+        decoder: CachedDecoder | PlainDecoder
+        if self.kv_cache:
+            assert self._cache is not None  # the rows have their slots in it
+            decoder = CachedDecoder(self._forward, self._cache, rows)
+        else:
+            decoder = PlainDecoder(self._forward, rows)
         count, device = len(rows), self.device
-        uniforms = torch.stack([row.uniforms for row in rows]).to(device)
+        uniforms = torch.stack([row.uniforms for row in rows])
         tokens = torch.zeros((count, self.max_new_tokens), dtype=torch.long, device=device)
         logprobs = torch.zeros((count, self.max_new_tokens), device=device)
         lengths = torch.full((count,), self.max_new_tokens, device=device)
+        finished = torch.zeros(count, dtype=torch.bool, device=device)
         stop_ids = torch.tensor(sorted(self.stop_ids), device=device)
         logits = decoder.prefill()
-        finished = torch.zeros(count, dtype=torch.bool, device=device)
         for step in range(self.max_new_tokens):
             batch = decoder.batch
             ids, row_logprobs = sample_tokens(
@@ -232,9 +224,11 @@ class LanguageModelPolicy:
             stopped = torch.isin(ids, stop_ids) & ~finished[batch]
             lengths[batch[stopped]] = step + 1
             finished[batch[stopped]] = True
-            if step + 1 == self.max_new_tokens or bool(finished.all()):
+            running = ~finished[batch]
+            remaining = int(running.sum())
+            if remaining == 0 or step + 1 == self.max_new_tokens:
                 break
-            logits = decoder.step(ids, finished)
+            logits = decoder.step(ids, running, remaining)
         return [
             self._close_row(row, row_tokens[:length], row_logprobs[:length])
             for row, row_tokens, row_logprobs, length in zip(
@@ -242,7 +236,7 @@ class LanguageModelPolicy:
             )
         ]
 
-    def _close_row(self, row: _Row, ids: list[int], logprobs: list[float]) -> Generation:
+    def _close_row(self, row: Row, ids: list[int], logprobs: list[float]) -> Generation:
         """Append a response's ids to its conversation; an end of turn that was not sampled stays outside the span."""
         start = len(row.ids)
         row.ids += ids
@@ -257,129 +251,13 @@ class LanguageModelPolicy:
         reason = FinishReason.STOP if stopped else FinishReason.LENGTH
         return Generation(text, token_ids=ids, logprobs=logprobs, finish_reason=reason)
 
-    def _next_logits(self, **inputs: Any) -> torch.Tensor:
+    def _forward(self, cache: SlotCache | None, **inputs: torch.Tensor) -> torch.Tensor:
         """Logits of the last position, [batch, vocabulary]."""
-        logits: torch.Tensor = self.model(logits_to_keep=1, **inputs).logits[:, -1]
+        caching: dict[str, Any] = {"use_cache": False}
+        if cache is not None:
+            caching = {"use_cache": True, self._cache_argument: cache}
+        logits: torch.Tensor = self.model(logits_to_keep=1, **inputs, **caching).logits[:, -1]
         return logits
-
-
-class _CachedDecoder:
-    """Runs a batch through the slot cache. ``batch`` [n] are the rows still in it, in the order of the logits."""
-
-    def __init__(self, policy: LanguageModelPolicy, rows: list[_Row]) -> None:
-        assert policy._cache is not None
-        self._policy, self._rows, self._cache = policy, rows, policy._cache
-        self._slots = [row.slot for row in rows if row.slot is not None]
-        self._next_positions = torch.tensor([len(row.ids) for row in rows], device=policy.device)
-        self._cache.move_to_front(self._slots)
-        self._order(range(len(rows)))
-
-    def _order(self, rows: Iterable[int]) -> None:
-        """Put the batch into the order of the cache's rows, so that it is a prefix of the cache."""
-        self._members = sorted(rows, key=lambda i: self._slots[i].row)
-        self.batch = torch.tensor(self._members, device=self._policy.device)
-        self._cache_rows = torch.tensor([self._slots[i].row for i in self._members], device=self._policy.device)
-
-    def prefill(self) -> torch.Tensor:
-        """Run all rows' uncached tokens, rows of similar length together; logits in the order of ``batch``."""
-        logits: dict[int, torch.Tensor] = {}
-        widths = [len(row.ids) - slot.length for row, slot in zip(self._rows, self._slots, strict=True)]
-        for group in _groups(widths):
-            members = sorted(group, key=lambda i: self._slots[i].row)
-            pieces = [self._rows[i].ids[self._slots[i].length :] for i in members]
-            ids, padding = _pad_left(pieces, self._policy.device)
-            lengths = torch.tensor([len(self._rows[i].ids) for i in members], device=self._policy.device)
-            positions = torch.arange(ids.shape[1], device=self._policy.device) - ids.shape[1] + lengths[:, None]
-            cache_rows = torch.tensor([self._slots[i].row for i in members], device=self._policy.device)
-            last = self._forward(ids, positions, padding, cache_rows, max(len(self._rows[i].ids) for i in members))
-            logits.update(zip(members, last, strict=True))
-            for i in members:
-                self._slots[i].length = len(self._rows[i].ids)
-        return torch.stack([logits[i] for i in self._members])
-
-    def step(self, ids: torch.Tensor, finished: torch.Tensor) -> torch.Tensor:
-        """Run one new token per row and return the next logits; may first drop rows that have finished."""
-        running = ~finished[self.batch]
-        count = int(running.sum())
-        positions = self._next_positions[self.batch]
-        if count <= _SHRINK_AT * len(self.batch):
-            kept = self.batch[running].tolist()
-            by_row = dict(zip(self.batch.tolist(), zip(ids.tolist(), positions.tolist(), strict=True), strict=True))
-            for i, (_, position) in by_row.items():
-                self._slots[i].length = position  # what has been cached so far, for the exchange of rows
-            self._cache.move_to_front([self._slots[i] for i in kept])
-            self._order(kept)
-            ids = torch.tensor([by_row[i][0] for i in self._members], device=ids.device)
-            positions = torch.tensor([by_row[i][1] for i in self._members], device=ids.device)
-        self._next_positions[self.batch] += 1
-        no_padding = torch.zeros((len(ids), 1), dtype=torch.bool, device=ids.device)
-        return self._forward(ids[:, None], positions[:, None], no_padding, self._cache_rows, int(positions.max()) + 1)
-
-    def _forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, padding: torch.Tensor, cache_rows: torch.Tensor, length: int
-    ) -> torch.Tensor:
-        positions = positions.masked_fill(padding, 0)
-        try:
-            self._cache.prepare(cache_rows, positions, padding, length)
-            visible = torch.arange(length, device=ids.device) <= positions[:, :, None]
-            return self._policy._next_logits(
-                input_ids=ids,
-                attention_mask=visible[:, None],
-                position_ids=positions,
-                use_cache=True,
-                **{self._policy._cache_argument: self._cache},
-            )
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"the key/value cache of {len(self._slots)} episodes of up to {length} tokens does not fit the device: "
-                "lower n_slots or max_context"
-            ) from error
-
-
-class _PlainDecoder:
-    """Recomputes every row's whole sequence for every token; nothing is kept."""
-
-    def __init__(self, policy: LanguageModelPolicy, rows: list[_Row]) -> None:
-        self._policy = policy
-        self._sequences = [list(row.ids) for row in rows]
-        self.batch = torch.arange(len(rows), device=policy.device)
-
-    def prefill(self) -> torch.Tensor:
-        """Next logits of every row in ``batch``."""
-        ids, padding = _pad_left([self._sequences[i] for i in self.batch.tolist()], self._policy.device)
-        positions = (torch.cumsum(~padding, dim=1) - 1).clamp(min=0)
-        return self._policy._next_logits(
-            input_ids=ids, attention_mask=(~padding).long(), position_ids=positions, use_cache=False
-        )
-
-    def step(self, ids: torch.Tensor, finished: torch.Tensor) -> torch.Tensor:
-        """Append one token per row, drop the finished rows, and return the next logits."""
-        for i, token in zip(self.batch.tolist(), ids.tolist(), strict=True):
-            self._sequences[i].append(token)
-        self.batch = self.batch[~finished[self.batch]]
-        return self.prefill()
-
-
-def _pad_left(pieces: list[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids [batch, longest] padded with 0 on the left, and the boolean mask of the padding."""
-    width = max(map(len, pieces))
-    ids = torch.tensor([[0] * (width - len(piece)) + piece for piece in pieces], device=device)
-    lengths = torch.tensor([len(piece) for piece in pieces], device=device)
-    return ids, torch.arange(width, device=device) < width - lengths[:, None]
-
-
-def _groups(widths: list[int]) -> list[list[int]]:
-    """Indices in groups of similar width: little padding, and not more than ``_PREFILL_TOKENS`` in a group."""
-    groups: list[list[int]] = []
-    for i in sorted(range(len(widths)), key=lambda i: widths[i]):
-        if groups:
-            group = groups[-1]
-            similar = widths[i] <= 2 * widths[group[0]] + 16
-            if similar and widths[i] * (len(group) + 1) <= _PREFILL_TOKENS:
-                group.append(i)
-                continue
-        groups.append([i])
-    return groups
 
 
 def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, renderer: Renderer) -> frozenset[int]:
