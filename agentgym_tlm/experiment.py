@@ -169,27 +169,22 @@ class Experiment:
     def run(self) -> list[EvalResult]:
         """All stages, or those that an earlier call left undone; the results are those of ``results.json``.
 
-        Raises CheckpointError when the folder holds another run, or this one and ``resume`` is off.
+        Policies are passed from stage to stage through their folders, so that a resumed run is no different. Raises
+        CheckpointError when the folder holds another run, or this one and ``resume`` is off.
         """
         config = self.config
         with PartialState().main_process_first():
             self._open_folder()
-        sft_dir = self.folder / "sft"
-        if config.sft_policy is not None:
-            policy = LanguageModelPolicy.load(config.sft_policy)
-        elif (sft_dir / "policy").is_dir():
-            policy = LanguageModelPolicy.load(sft_dir / "policy")
-        else:
-            policy = self._imitate(sft_dir)
-        results = self._evaluate(policy, "sft")
+        sft_policy = config.sft_policy or self.folder / "sft" / "policy"
+        if not sft_policy.is_dir():
+            self._imitate(self.folder / "sft")
+        results = self._evaluate(LanguageModelPolicy.load(sft_policy), "sft")
         if config.trainer != "sft":
-            final_dir = self.folder / config.trainer
-            if (final_dir / "policy").is_dir():
-                policy = LanguageModelPolicy.load(final_dir / "policy")
-            else:
-                policy.weights_changed("sft")
-                self._fit(trainer := self._trainer(policy, final_dir), trainer.train)
-            results += self._evaluate(policy, config.trainer)
+            trained = self.folder / config.trainer / "policy"
+            if not trained.is_dir():
+                trainer = self._trainer(LanguageModelPolicy.load(sft_policy))
+                self._fit(trainer, trainer.train)
+            results += self._evaluate(LanguageModelPolicy.load(trained), config.trainer)
         if PartialState().is_main_process:
             write_results(self.folder / "results.json", results)
         return results
@@ -237,8 +232,8 @@ class Experiment:
             **{name: metadata.version(name) for name in libraries},
         }
 
-    def _imitate(self, folder: Path) -> LanguageModelPolicy:
-        """SFT on the expert's wins, from scratch for ``tiny``; returns the trained policy."""
+    def _imitate(self, folder: Path) -> None:
+        """SFT on the expert's wins, from scratch for ``tiny``."""
         config = self.config
         tiny = config.policy == "tiny"
         pretrained = None if tiny else load_policy(config.policy)
@@ -250,7 +245,6 @@ class Experiment:
         trainer = SFTTrainer(policy, config.envs, replace(config.sft, output_dir=str(folder), seed=config.seed))
         encoded = [policy.renderer.encode_trajectory(trajectory) for trajectory in expert]
         self._fit(trainer, lambda: trainer.train_trajectories(encoded))
-        return policy
 
     def _play_expert(self, format: ReactFormat) -> list[Trajectory]:
         config = self.config
@@ -270,13 +264,13 @@ class Experiment:
             seed=self.config.seed,
         )
 
-    def _trainer(self, policy: LanguageModelPolicy, folder: Path) -> Trainer[Any]:
+    def _trainer(self, policy: LanguageModelPolicy) -> Trainer[Any]:
         """The trainer that goes on from the SFT policy."""
-        config = self.config
-        return TLMDRETrainer(policy, config.envs, replace(config.tlm_dre, output_dir=str(folder), seed=config.seed))
+        config, folder = self.config, str(self.folder / self.config.trainer)
+        return TLMDRETrainer(policy, config.envs, replace(config.tlm_dre, output_dir=folder, seed=config.seed))
 
     def _fit(self, trainer: Trainer[Any], train: Callable[[], None]) -> None:
-        """Train, going on from the newest checkpoint if there is one, and save the policy."""
+        """Train, going on from the newest checkpoint if there is one, and save the policy to ``policy/``."""
         if latest_checkpoint(trainer.output_dir) is not None:
             trainer.resume()
         with self._training(trainer.output_dir.name) as trainer.on_log, self._rollouts("samples") as trainer.on_rollout:
