@@ -261,7 +261,15 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
         return pairs
 
     def train_pairs(self, pairs: Sequence[Pair]) -> None:
-        """Learn from the given pairs. Those without reference scores are scored once and kept in the run folder."""
+        """Learn from the given pairs. Those without reference scores are scored once and kept in the run folder.
+
+        Raises ConfigError when there is none.
+        """
+        if not pairs:
+            raise ConfigError(
+                "there is no pair to learn from: the policy failed on no task that the expert won; raise num_tasks or "
+                "samples_per_task (metrics.jsonl counts what was dropped)"
+            )
         scored = self._scored(pairs)
         pivot = self.pivot(scored)
         if self._resume_from is None:

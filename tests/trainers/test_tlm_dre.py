@@ -369,6 +369,11 @@ def test_weights_come_from_the_frozen_reference_once(tmp_path: Path) -> None:
     assert lines[0]["margin"] > 1e-3  # scored anew with the trained policy it would be 0
 
 
+def test_no_failure_to_learn_from_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no pair"):
+        trainer_for(tmp_path).train_pairs([])
+
+
 def test_pivot_as_a_quantile(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, p_pivot_quantile=0.5)
     chosen = scored([(1, 1), (1, 1)], [[-0.1], [-0.2]])
