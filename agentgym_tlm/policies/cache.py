@@ -60,6 +60,11 @@ class SlotCache(Cache):
         """Give the slot's row to whoever comes next."""
         self._slots[slot.row] = None
 
+    @property
+    def unused(self) -> bool:
+        """True when every slot has been freed."""
+        return not any(self._slots)
+
     def move_to_front(self, slots: Sequence[Slot]) -> None:
         """Exchange rows so that ``slots`` occupy the first ``len(slots)`` of them."""
         self._grow(0)

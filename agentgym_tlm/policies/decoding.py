@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from agentgym_tlm.errors import ConfigError
@@ -28,7 +30,7 @@ class Row:
 
     conversation: Conversation
     ids: list[int]  # the conversation's sequence
-    uniforms: torch.Tensor  # [max_new_tokens], float64
+    uniforms: npt.NDArray[np.float64]  # [max_new_tokens]
     slot: Slot | None
 
 
@@ -39,11 +41,11 @@ class CachedDecoder:
     finished go along until enough of them have: what they write lies behind their length and is never attended to.
     """
 
-    def __init__(self, forward: Forward, cache: SlotCache, rows: list[Row]) -> None:
+    def __init__(self, forward: Forward, cache: SlotCache, rows: list[Row], device: torch.device) -> None:
         self._forward, self._cache, self._rows = forward, cache, rows
         self._slots = [row.slot for row in rows if row.slot is not None]
-        self._device = rows[0].uniforms.device
-        self._starts = torch.tensor([len(row.ids) for row in rows], device=self._device)
+        self._device = device
+        self._starts = torch.tensor([len(row.ids) for row in rows], device=device)
         self._steps = 0
         cache.move_to_front(self._slots)
         self._order(range(len(rows)))
@@ -56,7 +58,8 @@ class CachedDecoder:
 
     def prefill(self) -> torch.Tensor:
         """Run all rows' uncached tokens, rows of similar length together; logits in the order of ``batch``."""
-        logits: dict[int, torch.Tensor] = {}
+        logits: list[torch.Tensor] = []
+        order: list[int] = []
         widths = [len(row.ids) - slot.length for row, slot in zip(self._rows, self._slots, strict=True)]
         for group in _groups(widths):
             members = sorted(group, key=lambda i: self._slots[i].row)
@@ -64,11 +67,12 @@ class CachedDecoder:
             ends = self._starts[torch.tensor(members, device=self._device)]
             positions = torch.arange(ids.shape[1], device=self._device) - ids.shape[1] + ends[:, None]
             length = max(len(self._rows[i].ids) for i in members)
-            last = self._run(ids, positions, padding, [self._slots[i].row for i in members], length)
-            logits.update(zip(members, last, strict=True))
+            logits.append(self._run(ids, positions, padding, [self._slots[i].row for i in members], length))
+            order += members
             for i in members:
                 self._slots[i].length = len(self._rows[i].ids)
-        return torch.stack([logits[i] for i in self._members])
+        places = {i: place for place, i in enumerate(order)}
+        return torch.cat(logits)[torch.tensor([places[i] for i in self._members], device=self._device)]
 
     def step(self, ids: torch.Tensor, running: torch.Tensor, remaining: int) -> torch.Tensor:
         """Run one new token per row of the batch and return the next logits.
@@ -108,10 +112,10 @@ class CachedDecoder:
 class PlainDecoder:
     """Recomputes every row's whole sequence for every token; nothing is kept."""
 
-    def __init__(self, forward: Forward, rows: list[Row]) -> None:
+    def __init__(self, forward: Forward, rows: list[Row], device: torch.device) -> None:
         self._forward = forward
         self._sequences = [list(row.ids) for row in rows]
-        self.batch = torch.arange(len(rows), device=rows[0].uniforms.device)
+        self.batch = torch.arange(len(rows), device=device)
 
     def prefill(self) -> torch.Tensor:
         """Next logits of every row in ``batch``."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -84,7 +85,7 @@ class LanguageModelPolicy:
         self.stop_ids = _stop_ids(model, tokenizer, self.renderer)
         self._cache_argument = cache_argument(model)
         self._cache: SlotCache | None = None
-        self._weights_seen = self._weights_counter()
+        self._weights_seen = self._weights_state()
 
     @classmethod
     def load(
@@ -135,19 +136,25 @@ class LanguageModelPolicy:
         return self.model.device
 
     def weights_changed(self, version: str | None = None) -> None:
-        """The model was updated: forget everything cached, and take ``version`` (default: the next number)."""
+        """The model was updated: forget everything cached, and take ``version`` (default: the next number).
+
+        In-place updates by an optimizer are noticed without it; anything else, such as switching adapters, is not.
+        """
         self._cache = None
-        self._weights_seen = self._weights_counter()
+        self._weights_seen = self._weights_state()
         self.version = version if version is not None else _next_version(self.version)
 
-    def _weights_counter(self) -> int:
-        return sum(parameter._version for parameter in self.model.parameters())
+    def _weights_state(self) -> tuple[int, int]:
+        """Changes when the model is replaced and when its parameters are written to."""
+        return id(self.model), sum(parameter._version for parameter in self.model.parameters())
 
     def end(self, conversation: Conversation) -> None:
-        """Free the conversation's cache slot."""
+        """Free the conversation's cache slot, and with the last one the cache."""
         slot = conversation.memory
         if isinstance(slot, Slot) and slot.cache is self._cache:
             slot.cache.free(slot)
+            if slot.cache.unused:
+                self._cache = None
         conversation.memory = None
 
     @torch.inference_mode()
@@ -156,7 +163,7 @@ class LanguageModelPolicy:
 
         A conversation without room for another ``max_new_tokens`` is left as it is and answered with ``overflow``.
         """
-        if self._weights_counter() != self._weights_seen:  # an optimiser step that nobody reported
+        if self._weights_state() != self._weights_seen:  # an optimiser step that nobody reported
             self.weights_changed()
         was_training = self.model.training
         self.model.train(False)
@@ -185,8 +192,7 @@ class LanguageModelPolicy:
             conversation.sequences.append(ids)
         ids += new
         conversation.spans += spans
-        draws = conversation.rng.random(self.max_new_tokens) if self.temperature > 0 else [0.0] * self.max_new_tokens
-        uniforms = torch.as_tensor(draws, dtype=torch.float64, device=self.device)
+        uniforms = conversation.rng.random(self.max_new_tokens) if self.temperature else np.zeros(self.max_new_tokens)
         return Row(conversation, ids, uniforms, self._slot(conversation) if self.kv_cache else None)
 
     def _slot(self, conversation: Conversation) -> Slot:
@@ -203,11 +209,11 @@ class LanguageModelPolicy:
         decoder: CachedDecoder | PlainDecoder
         if self.kv_cache:
             assert self._cache is not None  # the rows have their slots in it
-            decoder = CachedDecoder(self._forward, self._cache, rows)
+            decoder = CachedDecoder(self._forward, self._cache, rows, self.device)
         else:
-            decoder = PlainDecoder(self._forward, rows)
+            decoder = PlainDecoder(self._forward, rows, self.device)
         count, device = len(rows), self.device
-        uniforms = torch.stack([row.uniforms for row in rows])
+        uniforms = torch.as_tensor(np.stack([row.uniforms for row in rows]), device=device)
         tokens = torch.zeros((count, self.max_new_tokens), dtype=torch.long, device=device)
         logprobs = torch.zeros((count, self.max_new_tokens), device=device)
         lengths = torch.full((count,), self.max_new_tokens, device=device)
@@ -222,8 +228,8 @@ class LanguageModelPolicy:
             tokens[batch, step] = ids
             logprobs[batch, step] = row_logprobs
             stopped = torch.isin(ids, stop_ids) & ~finished[batch]
-            lengths[batch[stopped]] = step + 1
-            finished[batch[stopped]] = True
+            lengths[batch] = torch.where(stopped, step + 1, lengths[batch])
+            finished[batch] |= stopped
             running = ~finished[batch]
             remaining = int(running.sum())
             if remaining == 0 or step + 1 == self.max_new_tokens:

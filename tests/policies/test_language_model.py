@@ -150,13 +150,11 @@ def test_slots_are_reused_and_freed() -> None:
     seen: list[int] = []
     rollout(policy, "Toy-v0", n_slots=3, samples_per_task=3, max_turns=2, progress=lambda _: seen.append(_rows(policy)))
     assert max(seen) == 3
-    assert policy._cache is not None
-    assert set(policy._cache._slots) == {None}
+    assert policy._cache is None, "its memory is the trainer's until the next rollout"
 
 
 def _rows(policy: LanguageModelPolicy) -> int:
-    assert policy._cache is not None
-    return len(policy._cache._slots)
+    return len(policy._cache._slots) if policy._cache is not None else 0
 
 
 @torch.no_grad()
@@ -186,6 +184,31 @@ def test_a_stale_cache_is_never_used(reported: bool) -> None:
     with torch.no_grad():
         logits = model(torch.tensor([conversation.sequences[0]])).logits[0, start - 1 : end - 1]
     assert generation.token_ids == logits.argmax(-1).tolist()
+
+
+def test_a_replaced_model_is_noticed() -> None:
+    """A trainer may wrap the model in adapters or merge them; the old model's keys are of no use then."""
+    policy = _policy(_qwen2(), temperature=0)
+    conversation = _conversation(0)
+    _answer(policy, [conversation], "You see a door.")
+    policy.model = _qwen2(attention_dropout=0.5)
+    _perturb(policy.model, unseen=True)
+    generation = policy.act([conversation])[0]
+    _, start, end = conversation.spans[-1]
+    with torch.no_grad():
+        logits = policy.model.eval()(torch.tensor([conversation.sequences[0]])).logits[0, start - 1 : end - 1]
+    assert generation.token_ids == logits.argmax(-1).tolist()
+
+
+def test_plays_with_adapters() -> None:
+    """LoRA models are wrapped; the wrapper hides what the forward takes."""
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(_qwen2(), peft.LoraConfig(target_modules="all-linear"))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    cached, plain = (rollout(_policy(model, kv_cache=on), "Toy-v0", max_turns=3) for on in (True, False))
+    assert [t.sequences for t in cached] == [t.sequences for t in plain]
 
 
 def test_versions_are_recorded_and_counted() -> None:
