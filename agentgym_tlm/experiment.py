@@ -131,6 +131,8 @@ class ExperimentConfig:
             return cls(policy=policy)
         return cls(
             policy=policy,
+            envs=EnvArgs(max_episode_steps=25),
+            expert=ExpertArguments(num_tasks=5000),
             sft=SFTArguments(
                 learning_rate=2e-3,
                 per_device_train_batch_size=4,

@@ -49,15 +49,15 @@ TREATMENTS = {
 class GeneratorConfig:
     """How large and how full the generated rooms are. Pairs are the least and the most, both included."""
 
-    receptacles: tuple[int, int] | None = (5, 9)
+    receptacles: tuple[int, int] | None = (5, 7)
     """Receptacles in a room; None for as many as ALFRED's rooms have (8 to 45)."""
-    objects_per_receptacle: tuple[float, float] = (1.0, 1.6)
+    objects_per_receptacle: tuple[float, float] = (0.8, 1.3)
     """Objects in a room, divided by its receptacles."""
     fullest_receptacle: int = 3
     """Most objects in one receptacle."""
     object_classes: float = 0.7
     """Share of the object classes of a kind of room that appear in one scene."""
-    spare_targets: tuple[int, int] = (0, 1)
+    spare_targets: tuple[int, int] = (0, 0)
     """Objects of the target's class beyond those that the task needs."""
     closed: float = 0.8
     """Share of cabinets, drawers and safes that are closed at the start; fridges and microwaves always are."""
