@@ -143,10 +143,10 @@ class ExperimentConfig:
                 mixed_precision="bf16",
             ),
             tlm_dre=TLMDREArguments(
-                learning_rate=5e-5,
-                per_device_train_batch_size=16,
+                learning_rate=2e-5,
                 gradient_accumulation_steps=1,
                 mixed_precision="bf16",
+                num_tasks=400,
             ),
         )
 

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# The README's table on generated games: the main job with three seeds, then their before and after.
+set -euo pipefail
+runs="${1:-runs/embedded}"
+for seed in 0 1 2; do
+  agentgym-tlm train --trainer tlm-dre --seed "$seed" --output-dir "$runs/seed$seed" --resume
+done
+python "$(dirname "${BASH_SOURCE[0]}")/seeds.py" "$runs"/seed*
