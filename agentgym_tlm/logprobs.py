@@ -30,6 +30,7 @@ class TokenLogprobs(nn.Module):
         config = causal_lm.config.get_text_config()
         self._scale = float(getattr(config, "logit_scale", 1.0) or 1.0) / float(getattr(config, "logits_scaling", 1.0))
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._max_length: int | None = getattr(config, "max_position_embeddings", None)
         self._chunk_size = chunk_size or max(1, LOGITS_PER_CHUNK // config.vocab_size)
         # kept out of the module tree: they are parts of self.model
         self._parts: tuple[nn.Module, nn.Module] = (causal_lm.base_model, causal_lm.get_output_embeddings())
@@ -40,15 +41,31 @@ class TokenLogprobs(nn.Module):
         logprobs = []
         for start, stop, length in groups:
             ids, mask = input_ids[start:stop, :length], loss_mask[start:stop, 1:length]
-            hidden = self._hidden(ids)[:, :-1][mask]
+            hidden = self._hidden(self._round_up(ids.T, 64, self._max_length).T)[:, : length - 1][mask]
             targets = ids[:, 1:][mask]
+            found = len(targets)
+            hidden, targets = self._round_up(hidden, 256), self._round_up(targets, 256)
             chunks = list(zip(hidden.split(self._chunk_size), targets.split(self._chunk_size), strict=True))
+            parts = []
             for chunk in chunks:
                 if len(chunks) > 1 and torch.is_grad_enabled():
-                    logprobs.append(checkpoint(self._head, *chunk, use_reentrant=False, preserve_rng_state=False))
+                    parts.append(checkpoint(self._head, *chunk, use_reentrant=False, preserve_rng_state=False))
                 else:
-                    logprobs.append(self._head(*chunk))
+                    parts.append(self._head(*chunk))
+            logprobs.append(torch.cat(parts)[:found])
         return torch.cat(logprobs)
+
+    @staticmethod
+    def _round_up(values: Tensor, multiple: int, limit: int | None = None) -> Tensor:
+        """Zeros behind the rows of ``values``, up to a multiple, on a CPU.
+
+        There every new shape compiles new kernels, which cost a small model more than the padding and stay in memory.
+        """
+        length = len(values)
+        rounded = -(-length // multiple) * multiple if values.device.type == "cpu" else length
+        if limit is not None:
+            rounded = max(length, min(rounded, limit))
+        return torch.cat([values, values.new_zeros(rounded - length, *values.shape[1:])])
 
     def _hidden(self, input_ids: Tensor) -> Tensor:
         # Under a causal mask padding on the right reaches no real token; without a padding mask attention is faster.
