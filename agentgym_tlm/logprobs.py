@@ -44,7 +44,8 @@ class TokenLogprobs(nn.Module):
             hidden = self._hidden(self._round_up(ids.T, 64, self._max_length).T)[:, : length - 1][mask]
             targets = ids[:, 1:][mask]
             found = len(targets)
-            hidden, targets = self._round_up(hidden, 256), self._round_up(targets, 256)
+            step = min(256, self._chunk_size)
+            hidden, targets = self._round_up(hidden, step), self._round_up(targets, step)
             chunks = list(zip(hidden.split(self._chunk_size), targets.split(self._chunk_size), strict=True))
             parts = []
             for chunk in chunks:
