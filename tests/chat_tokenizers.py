@@ -6,7 +6,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 QWEN3_LIKE = """{%- set last = namespace(user=0) %}
-{%- for message in messages %}{%- if message.role == 'user' %}{%- set last.user = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{%- set last.user = loop.index0 %}{%- endif %}
+{%- endfor %}
 {%- for message in messages %}
 {%- set content = message.content %}
 {%- if message.role == 'assistant' and loop.index0 < last.user and '</think>' in content %}
@@ -43,7 +45,10 @@ def chat_tokenizer(chat_template: str | None) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    text = "user\nYou see a lamp.\n\nThought: I go on.\nAction: go to study\nassistant\nThe door is closed. [INST] [/INST]"
+    text = (
+        "user\nYou see a lamp.\n\nThought: I go on.\nAction: go to study\n"
+        "assistant\nThe door is closed. [INST] [/INST]"
+    )
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
