@@ -58,6 +58,9 @@ Rollouts = Callable[[str], AbstractContextManager[Callable[[RolloutProgress], No
 Training = Callable[[str], AbstractContextManager[Callable[[Mapping[str, float]], None]]]
 """Shows the progress of one named training, from its log lines."""
 
+MONITORED_TASKS = 32
+"""Tasks of an evaluation during training, which is for watching, not for reporting."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertArguments:
@@ -244,7 +247,8 @@ class Experiment:
         played = self._play_expert(TINY_FORMAT if pretrained is None else pretrained.format)
         expert = [trajectory for trajectory in played if trajectory.won]
         policy = pretrained or self._build_tiny(expert)
-        trainer = SFTTrainer(policy, config.envs, replace(config.sft, output_dir=str(folder), seed=config.seed))
+        args = replace(config.sft, output_dir=str(folder), seed=config.seed)
+        trainer = SFTTrainer(policy, config.envs, args, evaluate=self._monitor)
         encoded = [policy.renderer.encode_trajectory(trajectory) for trajectory in expert]
         self._fit(trainer, lambda: trainer.train_trajectories(encoded))
 
@@ -269,7 +273,8 @@ class Experiment:
     def _trainer(self, policy: LanguageModelPolicy) -> Trainer[Any]:
         """The trainer that goes on from the SFT policy."""
         config, folder = self.config, str(self.folder / self.config.trainer)
-        return TLMDRETrainer(policy, config.envs, replace(config.tlm_dre, output_dir=folder, seed=config.seed))
+        args = replace(config.tlm_dre, output_dir=folder, seed=config.seed)
+        return TLMDRETrainer(policy, config.envs, args, evaluate=self._monitor)
 
     def _fit(self, trainer: Trainer[Any], train: Callable[[], None]) -> None:
         """Train, going on from the newest checkpoint if there is one, and save the policy to ``policy/``."""
@@ -289,6 +294,20 @@ class Experiment:
                 played = self._play(policy, split, tasks, f"{label}-{split}", n_slots=options.n_slots)
             results.append(EvalResult.of(played, label=label))
         return results
+
+    def _monitor(self, policy: LanguageModelPolicy) -> dict[str, float]:
+        """A few tasks of the first evaluation split, for the metrics of a training with ``eval_steps``."""
+        options, envs = self.config.evaluation, self.config.envs
+        split = options.splits[0]
+        tasks = envs.manifest(split).take(min(MONITORED_TASKS, options.num_tasks or MONITORED_TASKS))
+        with sampling_at(policy, options.temperature):
+            played = rollout(policy, envs.env, tasks, split=split, n_slots=options.n_slots, env_kwargs=envs.options)
+        result = EvalResult.of(played)
+        return {
+            f"{split}/success": result.success.value,
+            f"{split}/mean_turns": result.mean_turns,
+            f"{split}/invalid_action_rate": result.invalid_action_rate,
+        }
 
     def _play(self, policy: Policy, split: str, tasks: Sequence[str], name: str, *, n_slots: int) -> list[Trajectory]:
         """Play ``tasks``, logged to ``trajectories/<name>.jsonl``; what is logged already is not played again."""

@@ -38,7 +38,7 @@ def small(output_dir: Path) -> ExperimentConfig:
         envs=EnvArgs(max_episode_steps=6),
         expert=ExpertArguments(num_tasks=48),
         tiny=TinyArguments(hidden_size=32, layers=1, heads=2, intermediate_size=64),
-        sft=replace(config.sft, save_steps=4),
+        sft=replace(config.sft, save_steps=4, eval_steps=6),
         tlm_dre=replace(config.tlm_dre, num_tasks=12, per_device_train_batch_size=2, save_steps=2),
         evaluation=EvaluationArguments(num_tasks=8),
     )
@@ -81,6 +81,7 @@ def test_run_folder_says_what_was_run(finished: Path) -> None:
     for stage in ("sft", "tlm-dre"):
         assert (finished / stage / "metrics.jsonl").stat().st_size > 0
         assert list((finished / stage).glob("checkpoint-*/trainer_state.json"))
+    assert '"eval_valid_seen/success"' in (finished / "sft" / "metrics.jsonl").read_text()
     first = next(read_trajectories(finished / "trajectories" / "sft-valid_seen.jsonl"))
     assert first.turns[0].logprobs
 
