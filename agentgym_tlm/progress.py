@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class ProgressBar:
-    """Progress of one piece of work, shown from its first update on; :func:`progress_bar` opens it."""
+    """Progress of one piece of work, or of several like it in turn; :func:`progress_bar` opens it.
+
+    A piece is shown from its first update on, until all of it is done.
+    """
 
     def __init__(self, label: str, unit: str, total: int | None, console: Console, interval: float) -> None:
         self._label = label
@@ -26,18 +29,8 @@ class ProgressBar:
         self._console = console
         self._interval = interval
         self._started = self._updated = self._printed = time.monotonic()
+        self._finished = False
         self._live: Progress | None = None
-        if console.is_terminal and not console.is_dumb_terminal:
-            self._live = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[status]}"),
-                TimeRemainingColumn(elapsed_when_finished=True),
-                console=console,
-                expand=True,
-            )
-            self._task = self._live.add_task(label, total=total, status="")
 
     @property
     def elapsed(self) -> float:
@@ -46,22 +39,43 @@ class ProgressBar:
 
     def update(self, done: int, status: str = "", *, total: int | None = None) -> None:
         """Report how much is done so far, with a few words on how it goes."""
-        self._done = done
         self._updated = time.monotonic()
+        if self._finished:
+            self._finished, self._started = False, self._updated
+        self._done = done
         self._total = self._total if total is None else total
         self._status = status
-        if self._live is not None:
-            self._live.start()
-            self._live.update(self._task, completed=done, total=self._total, status=self._status)
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._draw()
         elif self._updated - self._printed >= self._interval:
             self._print()
+        if done == self._total:
+            self.close()
 
     def close(self) -> None:
         """Leave the last state standing."""
         if self._live is not None:
             self._live.stop()
+            self._live = None
         elif self._updated > self._printed:
             self._print()
+        self._finished = True
+
+    def _draw(self) -> None:
+        if self._live is None:
+            self._live = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[status]}"),
+                TimeRemainingColumn(elapsed_when_finished=True),
+                console=self._console,
+                expand=True,
+            )
+            self._live.add_task(self._label, total=self._total, status="")
+            self._live.start()
+        (task,) = self._live.task_ids
+        self._live.update(task, completed=self._done, total=self._total, status=self._status)
 
     def _print(self) -> None:
         self._printed = self._updated

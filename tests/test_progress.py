@@ -68,6 +68,18 @@ def test_work_that_never_begins_is_not_shown() -> None:
         assert log.getvalue() == ""
 
 
+def test_second_round_has_a_bar_of_its_own() -> None:
+    """An iterative trainer samples again after learning: the rate of the new round must not count the time between."""
+    log = io.StringIO()
+    with rollout_progress("samples", console=Console(file=log), interval=1e9) as report:
+        for _ in range(2):
+            report(RolloutProgress(total=4))
+            report(RolloutProgress(total=4, episodes=4, turns=9, tokens=90, wins=1))
+    first, second = log.getvalue().splitlines()
+    assert first.startswith("samples: 4/4 episodes")
+    assert second.startswith("samples: 4/4 episodes")
+
+
 def test_bars_of_sampling_and_training_nest() -> None:
     """A trainer samples while its own bar is open."""
     console = Console(file=io.StringIO(), force_terminal=True, width=120, legacy_windows=False)

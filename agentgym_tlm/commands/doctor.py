@@ -60,13 +60,11 @@ class Doctor:
         for finding in report:
             if finding.remedy:
                 console.print(f"{finding.what}: {finding.remedy}", style=_STYLES[finding.status])
-        problems = sum(finding.status == "problem" for finding in report)
-        console.print(
-            f"The main job cannot run: {problems} problem{'s' * (problems > 1)}."
-            if problems
-            else "The main job can run."
-        )
-        return 1 if problems else 0
+        if any(finding.status == "problem" for finding in report):
+            console.print("The main job cannot run.", style="red")
+            return 1
+        console.print("The main job can run.", style="green")
+        return 0
 
 
 def findings() -> list[Finding]:

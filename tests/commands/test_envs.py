@@ -1,0 +1,47 @@
+"""`agentgym-tlm envs`: what there is to play, and where it comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentgym_tlm.cli import main
+from agentgym_tlm.envs.args import EnvArgs
+
+
+def test_every_split_is_listed_with_count_hash_and_source(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    assert main(["envs"]) == 0
+    rows = {tuple(line.split()[:2]): line for line in capsys.readouterr().out.splitlines()}
+    manifest = EnvArgs().manifest("valid_unseen")
+    row = rows["ALFWorld-v0", "valid_unseen"]
+    assert row.split()[2:4] == [str(len(manifest)), manifest.sha256[:12]]
+    assert "embedded generator" in row
+
+
+def test_split_without_tasks_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    main(["envs"])
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if " valid_train " in line)
+    assert "embedded generator has the splits" in row
+
+
+def test_official_data_is_found_by_option_and_by_variable(
+    tmp_path: Path, alfworld_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "valid_unseen.jsonl.xz").symlink_to(alfworld_data / "valid_unseen.jsonl.xz")
+    main(["envs", "--data-dir", str(tmp_path)])
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    main(["envs"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if " valid_unseen  134 " in line]
+    assert len(rows) == 2
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("argv", [("--data-dir", "/no/such/folder"), ("--env", "NoSuchWorld-v0")])
+def test_nothing_to_list_is_an_error(argv: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", *argv]) == 2
+    assert argv[1].removesuffix("-v0") in capsys.readouterr().err

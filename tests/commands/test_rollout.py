@@ -1,0 +1,102 @@
+"""`agentgym-tlm rollout` and `eval`: the table, the turn logs, and going on with a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import agentgym_tlm.rollout
+from agentgym_tlm.cli import main
+from agentgym_tlm.evaluate import read_results
+from agentgym_tlm.policies.tiny import build_tiny, tokenizer_texts
+from agentgym_tlm.trajectory import Trajectory, read_trajectories
+
+
+def log(folder: Path, split: str) -> list[Trajectory]:
+    return list(read_trajectories(folder / f"{split}.jsonl"))
+
+
+def test_eval_ends_with_one_table_and_leaves_results_and_turn_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "--policy", "expert", "--limit", "4", "--output-dir", str(tmp_path), "--by-task-type"]) == 0
+    shown = capsys.readouterr().out
+    assert "100.0 [51.0, 100.0]" in shown
+    assert "4 / 4" in shown
+    assert "pick_" in shown
+    seen, unseen = read_results(tmp_path / "results.json")
+    assert (seen.split, unseen.split) == ("valid_seen", "valid_unseen")
+    assert all(trajectory.won and trajectory.turns for trajectory in log(tmp_path, "valid_unseen"))
+    assert json.loads((tmp_path / "results.json").read_text())[0]["success_rate"] == 1.0
+
+
+def test_rollout_goes_on_with_what_the_folder_holds(tmp_path: Path) -> None:
+    """A stopped collection is finished, not begun again, and ends as if it had not been stopped."""
+    common = ["rollout", "--policy", "random", "--limit", "3", "--max-episode-steps", "6"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main([*common, "--samples-per-task", "2", "--output-dir", str(whole)]) == 0
+    assert main([*common, "--samples-per-task", "1", "--output-dir", str(parts)]) == 0
+    first = (parts / "train.jsonl").read_text()
+    assert main([*common, "--samples-per-task", "2", "--output-dir", str(parts)]) == 0
+    assert (parts / "train.jsonl").read_text().startswith(first)
+
+    def by_episode(folder: Path) -> dict[tuple[str, int], Trajectory]:
+        return {(trajectory.task_id, trajectory.sample): trajectory for trajectory in log(folder, "train")}
+
+    assert len(log(parts, "train")) == 6
+    assert by_episode(parts) == by_episode(whole)
+
+
+def test_folder_of_other_options_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Episodes of two seeds in one table would look like one evaluation."""
+    common = ["eval", "--policy", "random", "--limit", "1", "--max-episode-steps", "3", "--output-dir", str(tmp_path)]
+    assert main(common) == 0
+    assert main([*common, "--seed", "1"]) == 2
+    assert "another seed" in capsys.readouterr().err
+    assert main(["eval", "--config", str(tmp_path / "config.yaml")]) == 0
+
+
+def test_interrupted_play_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> list[Trajectory]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agentgym_tlm.rollout, "rollout", interrupt)
+        assert main(["eval", "--policy", "expert", "--limit", "2", "--output-dir", str(tmp_path)]) == 130
+    again = f"agentgym-tlm eval --config {tmp_path}/config.yaml"
+    assert capsys.readouterr().err.endswith(f"Interrupted. Go on with: {again}\n")
+    assert main(again.split()[1:]) == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [("runs/no/such/policy", "there is no folder runs/no/such/policy"), ("human", "agentgym-tlm play")],
+)
+def test_policy_that_cannot_play_is_named_and_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str, message: str
+) -> None:
+    assert main(["eval", "--policy", policy, "--output-dir", str(tmp_path / "new")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_policy_folder_plays_with_tokens_and_a_retrained_one_is_not_mixed_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The turn logs of a model are what trainers learn from; episodes of two of its versions must not meet."""
+    expert, folder, output = tmp_path / "expert", tmp_path / "policies" / "tiny", tmp_path / "output"
+    assert main(["rollout", "--policy", "expert", "--limit", "3", "--output-dir", str(expert)]) == 0
+    policy = build_tiny(tokenizer_texts(log(expert, "train")), hidden_size=16, layers=1, heads=2, intermediate=16)
+    policy.max_new_tokens = 8
+    policy.save(folder)
+    arguments = ["rollout", "--policy", str(folder), "--limit", "2", "--output-dir", str(output)]
+    assert main([*arguments, "--max-episode-steps", "3"]) == 0
+    assert all(trajectory.has_tokens for trajectory in log(output, "train"))
+    policy.weights_changed("retrained")
+    policy.save(folder)
+    assert main([*arguments, "--max-episode-steps", "3"]) == 2
+    assert "retrained" in capsys.readouterr().err
