@@ -46,8 +46,7 @@ def chat_tokenizer(chat_template: str | None) -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     text = (
-        "user\nYou see a lamp.\n\nThought: I go on.\nAction: go to study\n"
-        "assistant\nThe door is closed. [INST] [/INST]"
+        "user\nYou see a lamp.\n\nThought: I go on.\nAction: go to study\nassistant\nThe door is closed. [INST] [/INST]"
     )
     trainer = trainers.BpeTrainer(
         vocab_size=400,
