@@ -19,7 +19,11 @@ class Data:
 
     def run(self) -> int:
         """Fetch it, unless it is there already."""
+        from transformers.utils.logging import disable_progress_bar
+
         from agentgym_tlm.policies.smollm2 import fetch_smollm2
 
+        disable_progress_bar()
+        print("Downloading and converting smollm2, unless it is there already: about a minute.", flush=True)
         print(f"smollm2 is in {fetch_smollm2()}")
         return 0
