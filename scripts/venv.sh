@@ -25,7 +25,7 @@ install_once() {
     "$base_python" -m venv --clear "$VIRTUAL_ENV" || return
     hash -r
   fi
-  echo "Installing $* into .venv (PyTorch is large: this may take minutes)"
+  echo "Installing $* into .venv (this may take minutes)"
   python -m pip install -qq --disable-pip-version-check 'pip>=21.3' || return
   python -m pip install -qq --disable-pip-version-check "$@" || return
   echo "$state" >"$stamp"
