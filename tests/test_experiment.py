@@ -38,7 +38,7 @@ def small(output_dir: Path) -> ExperimentConfig:
         envs=EnvArgs(max_episode_steps=6),
         expert=ExpertArguments(num_tasks=48),
         tiny=TinyArguments(hidden_size=32, layers=1, heads=2, intermediate_size=64),
-        sft=replace(config.sft, save_steps=4, eval_steps=6),
+        sft=replace(config.sft, save_steps=2, eval_steps=2),
         tlm_dre=replace(config.tlm_dre, num_tasks=12, per_device_train_batch_size=2, save_steps=2),
         evaluation=EvaluationArguments(num_tasks=8),
     )
@@ -107,7 +107,7 @@ def test_a_finished_run_is_not_run_again(finished: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "stage",
-    ["trajectories/expert.jsonl", "sft/checkpoint-4", "trajectories/sft-valid_unseen.jsonl", "tlm-dre/checkpoint-2"],
+    ["trajectories/expert.jsonl", "sft/checkpoint-2", "trajectories/sft-valid_unseen.jsonl", "tlm-dre/checkpoint-2"],
 )
 def test_a_killed_run_goes_on_to_the_same_numbers(stage: str, finished: Path, tmp_path: Path) -> None:
     """SIGKILL while a stage is under way, then --resume: every episode and every weight is as if nothing happened."""

@@ -44,7 +44,7 @@ def test_overfits_four_trajectories(tmp_path: Path, precision: Any) -> None:
     trainer = SFTTrainer(tiny_policy(), EnvArgs(), args)
     trainer.train_trajectories([episode([(5, 4), (6, 3)], seed=s, won=True) for s in range(4)])
     losses = [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert losses[0] > 3.5
+    assert losses[0] > 2.5  # over the first ten updates: still near the loss of guessing
     assert losses[-1] < 0.3
 
 
