@@ -10,11 +10,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from agentgym_tlm.files import write_text
 from agentgym_tlm.trajectory import StopReason, Trajectory
 
 if TYPE_CHECKING:
@@ -99,10 +100,6 @@ class EvalResult:
             label=label,
         )
 
-    def labelled(self, label: str) -> EvalResult:
-        """The same result under another name, for a table."""
-        return replace(self, label=label)
-
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dictionary, interval included."""
         return {**asdict(self), "success_rate": self.success.value, "success_interval_95": self.success.interval}
@@ -122,9 +119,7 @@ def _rate(trajectories: Sequence[Trajectory]) -> Rate:
 
 def write_results(path: Path, results: Sequence[EvalResult]) -> None:
     """Write results as JSON, atomically."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps([result.to_dict() for result in results], indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_text(path, json.dumps([result.to_dict() for result in results], indent=2) + "\n")
 
 
 def read_results(path: Path) -> list[EvalResult]:
@@ -132,11 +127,11 @@ def read_results(path: Path) -> list[EvalResult]:
     return [EvalResult.from_dict(record) for record in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def results_table(results: Sequence[EvalResult], *, title: str | None = None) -> Table:
+def results_table(results: Sequence[EvalResult]) -> Table:
     """A rich table, one row per result."""
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table()
     table.add_column("policy", no_wrap=True)
     table.add_column("split", no_wrap=True)
     table.add_column("success %\n[95% CI]", justify="right", no_wrap=True)

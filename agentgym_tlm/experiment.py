@@ -39,19 +39,20 @@ from agentgym_tlm.config import dump
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.evaluate import EvalResult, write_results
+from agentgym_tlm.files import write_text
 from agentgym_tlm.policies import load_policy
 from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.policies.tiny import TINY_FORMAT, build_tiny, tokenizer_texts
 from agentgym_tlm.prompt import ReactFormat
-from agentgym_tlm.rollout import RolloutProgress, rollout
+from agentgym_tlm.rollout import RolloutProgress, logged_rollout, rollout
 from agentgym_tlm.trainers.base import Trainer
 from agentgym_tlm.trainers.checkpoint import latest_checkpoint
 from agentgym_tlm.trainers.collect import sampling_at
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
 from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
-from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajectories
+from agentgym_tlm.trajectory import Trajectory
 
 Rollouts = Callable[[str], AbstractContextManager[Callable[[RolloutProgress], None]]]
 """Shows the progress of one named rollout, e.g. :func:`agentgym_tlm.progress.rollout_progress`."""
@@ -225,7 +226,7 @@ class Experiment:
                     "task_ids": list(manifest),
                 },
             )
-        file.write_text(text, encoding="utf-8")
+        write_text(file, text)
 
     def _versions(self) -> dict[str, Any]:
         libraries = ("torch", "transformers", "accelerate", "gymnasium", "numpy")
@@ -312,22 +313,19 @@ class Experiment:
     def _play(self, policy: Policy, split: str, tasks: Sequence[str], name: str, *, n_slots: int) -> list[Trajectory]:
         """Play ``tasks``, logged to ``trajectories/<name>.jsonl``; what is logged already is not played again."""
         path = self.folder / "trajectories" / f"{name}.jsonl"
-        with PartialState().main_process_first():
-            earlier = list(read_trajectories(path)) if path.exists() else []
-            with TrajectoryWriter(path) as writer, self._rollouts(name) as progress:
-                return rollout(
-                    policy,
-                    self.config.envs.env,
-                    tasks,
-                    split=split,
-                    n_slots=n_slots,
-                    env_kwargs=self.config.envs.options,
-                    seed=self.config.seed,
-                    writer=writer,
-                    resume=earlier,
-                    progress=progress,
-                )
+        with PartialState().main_process_first(), self._rollouts(name) as progress:
+            return logged_rollout(
+                path,
+                policy,
+                self.config.envs.env,
+                tasks,
+                split=split,
+                n_slots=n_slots,
+                env_kwargs=self.config.envs.options,
+                seed=self.config.seed,
+                progress=progress,
+            )
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(value, indent=1) + "\n")

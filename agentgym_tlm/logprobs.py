@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -41,11 +42,11 @@ class TokenLogprobs(nn.Module):
         logprobs = []
         for start, stop, length in groups:
             ids, mask = input_ids[start:stop, :length], loss_mask[start:stop, 1:length]
-            hidden = self._hidden(self._round_up(ids.T, 64, self._max_length).T)[:, : length - 1][mask]
+            hidden = self._hidden(pad(ids, (0, self._padding(ids, 1, 64, self._max_length))))[:, : length - 1][mask]
             targets = ids[:, 1:][mask]
             found = len(targets)
-            step = min(256, self._chunk_size)
-            hidden, targets = self._round_up(hidden, step), self._round_up(targets, step)
+            extra = self._padding(targets, 0, min(256, self._chunk_size))
+            hidden, targets = pad(hidden, (0, 0, 0, extra)), pad(targets, (0, extra))
             chunks = list(zip(hidden.split(self._chunk_size), targets.split(self._chunk_size), strict=True))
             parts = []
             for chunk in chunks:
@@ -57,16 +58,14 @@ class TokenLogprobs(nn.Module):
         return torch.cat(logprobs)
 
     @staticmethod
-    def _round_up(values: Tensor, multiple: int, limit: int | None = None) -> Tensor:
-        """Zeros behind the rows of ``values``, up to a multiple, on a CPU.
+    def _padding(values: Tensor, dim: int, multiple: int, limit: int | None = None) -> int:
+        """How much to append to ``values`` for its length to be a multiple, up to ``limit``; only on a CPU.
 
         There every new shape compiles new kernels, which cost a small model more than the padding and stay in memory.
         """
-        length = len(values)
-        rounded = -(-length // multiple) * multiple if values.device.type == "cpu" else length
-        if limit is not None:
-            rounded = max(length, min(rounded, limit))
-        return torch.cat([values, values.new_zeros(rounded - length, *values.shape[1:])])
+        length = values.shape[dim]
+        padding = -length % multiple if values.device.type == "cpu" else 0
+        return padding if limit is None else max(0, min(padding, limit - length))
 
     def _hidden(self, input_ids: Tensor) -> Tensor:
         # Under a causal mask padding on the right reaches no real token; without a padding mask attention is faster.

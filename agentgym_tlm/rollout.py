@@ -13,15 +13,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
+from agentgym_tlm.envs.args import text_env
 from agentgym_tlm.envs.base import TextEnv
 from agentgym_tlm.errors import ConfigError, EnvironmentFailureError
 from agentgym_tlm.policies.base import Conversation, Generation, Policy
-from agentgym_tlm.trajectory import StopReason, Trajectory, TrajectoryWriter, Turn
+from agentgym_tlm.trajectory import StopReason, Trajectory, TrajectoryWriter, Turn, read_trajectories
 
 
 @dataclass
@@ -84,6 +86,15 @@ def rollout(
     )
     played = {EpisodeKey(trajectory.task_id, trajectory.sample): trajectory for trajectory in run.play()}
     return [played[key] if key in played else kept[key] for key in run.keys]
+
+
+def logged_rollout(
+    log: Path, policy: Policy, env_id: str, tasks: Sequence[str] | None = None, **options: Any
+) -> list[Trajectory]:
+    """:func:`rollout` with its ``options``, logged to a JSONL file; episodes that it holds are not played again."""
+    earlier = list(read_trajectories(log)) if log.exists() else []
+    with TrajectoryWriter(log) as writer:
+        return rollout(policy, env_id, tasks, writer=writer, resume=earlier, **options)
 
 
 def iter_rollout(
@@ -218,9 +229,7 @@ class _Slot:
     @property
     def text_env(self) -> TextEnv:
         """The environment without its wrappers."""
-        if not isinstance(self._env.unwrapped, TextEnv):
-            raise ConfigError(f"{self._run.env_id} is not an agentgym_tlm TextEnv")
-        return self._env.unwrapped
+        return text_env(self._env)
 
     def start(self, key: EpisodeKey) -> Trajectory | None:
         """Begin an episode; returns its trajectory if the environment fails at once."""

@@ -17,6 +17,7 @@ from agentgym_tlm import config
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.evaluate import EvalResult, results_table
+from agentgym_tlm.files import write_text
 from agentgym_tlm.progress import rollout_progress
 from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 
@@ -149,7 +150,7 @@ def _open(folder: Path, options: PlayOptions) -> None:
                 f"give --config {file} to go on with them, or choose another --output-dir"
             )
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(config.dump(options), encoding="utf-8")
+    write_text(file, config.dump(options))
 
 
 def _check_version(log: Path, earlier: Sequence[Trajectory], policy: Policy) -> None:

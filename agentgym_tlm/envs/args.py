@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,17 +39,19 @@ class EnvArgs:
 
     def manifest(self, split: str) -> TaskManifest:
         """Tasks of one split. Raises ConfigError when the id is not one of a text environment."""
-        env = gym.make(self.env, disable_env_checker=True, **self.kwargs(split))
-        try:
-            return text_env(env).manifest
-        finally:
-            env.close()
+        with self._made(split) as env:
+            return env.manifest
 
     def version(self, split: str = "train") -> dict[str, str]:
         """What the environments run on: engine, data source, versions."""
+        with self._made(split) as env:
+            return env.version()
+
+    @contextmanager
+    def _made(self, split: str) -> Iterator[TextEnv]:
         env = gym.make(self.env, disable_env_checker=True, **self.kwargs(split))
         try:
-            return text_env(env).version()
+            yield text_env(env)
         finally:
             env.close()
 

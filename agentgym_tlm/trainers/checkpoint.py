@@ -20,6 +20,7 @@ from accelerate import Accelerator
 
 from agentgym_tlm.batch import Example
 from agentgym_tlm.errors import CheckpointError
+from agentgym_tlm.files import write_text
 
 STATE_FILE = "trainer_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -105,9 +106,7 @@ def cut_metrics(path: Path, step: int) -> None:
         if not line.endswith("\n") or json.loads(line)["step"] > step:
             break
         kept.append(line)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(kept), encoding="utf-8")
-    partial.replace(path)
+    write_text(path, "".join(kept))
 
 
 def shapes_fingerprint(model: torch.nn.Module) -> str:

@@ -13,11 +13,12 @@ from accelerate.utils import gather_object
 
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError
+from agentgym_tlm.files import write_text
 from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
-from agentgym_tlm.rollout import RolloutProgress, rollout
-from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajectories
+from agentgym_tlm.rollout import RolloutProgress, logged_rollout
+from agentgym_tlm.trajectory import Trajectory
 
 
 def play(
@@ -39,21 +40,18 @@ def play(
     """
     rank, world = accelerator.process_index, accelerator.num_processes
     log = path if world == 1 else path.with_name(f"{path.stem}.{rank}-of-{world}{path.suffix}")
-    earlier = list(read_trajectories(log)) if log.exists() else []
-    with TrajectoryWriter(log) as writer:
-        mine = rollout(
-            policy,
-            envs.env,
-            tasks[rank::world],
-            split=split,
-            n_slots=n_slots,
-            env_kwargs=envs.options,
-            samples_per_task=samples_per_task,
-            seed=seed,
-            writer=writer,
-            resume=earlier,
-            progress=progress,
-        )
+    mine = logged_rollout(
+        log,
+        policy,
+        envs.env,
+        tasks[rank::world],
+        split=split,
+        n_slots=n_slots,
+        env_kwargs=envs.options,
+        samples_per_task=samples_per_task,
+        seed=seed,
+        progress=progress,
+    )
     if world == 1:
         return mine
     position = {task: i for i, task in enumerate(tasks)}
@@ -89,6 +87,4 @@ def claim(folder: Path, origin: dict[str, Any]) -> None:
             raise CheckpointError(f"{folder} holds data that was collected with other options or another policy")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(record, encoding="utf-8")
-    partial.replace(file)
+    write_text(file, record)
