@@ -151,7 +151,9 @@ class ExperimentConfig:
                 gradient_accumulation_steps=1,
                 mixed_precision="bf16",
                 num_tasks=400,
+                n_slots=128,
             ),
+            evaluation=EvaluationArguments(n_slots=128),
         )
 
     @property

@@ -31,7 +31,7 @@ def play(
     split: str = "train",
     samples_per_task: int = 1,
     seed: int = 0,
-    n_slots: int = 64,
+    n_slots: int = 1,
     progress: Callable[[RolloutProgress], None] | None = None,
 ) -> list[Trajectory]:
     """Play ``tasks``, each process its share, logged to ``path``; every process gets all trajectories, in task order.

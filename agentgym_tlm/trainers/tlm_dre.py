@@ -114,6 +114,8 @@ class TLMDREArguments(TrainingArguments):
     """Most pairs of one task; None: all failures."""
     temperature: float = 1.0
     """Sampling temperature."""
+    n_slots: int = 64
+    """Episodes that are sampled side by side."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.omega_lower <= self.omega_upper <= 1.0:
@@ -254,6 +256,7 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
                 self._folder / "sampled.jsonl",
                 samples_per_task=args.samples_per_task,
                 seed=self.iteration_seed,
+                n_slots=args.n_slots,
                 progress=self.on_rollout,
             )
         pairs, dropped = build_pairs(expert, sampled, max_pairs_per_task=args.max_pairs_per_task)
