@@ -248,7 +248,7 @@ class _Slot:
             env=dict(self.text_env.version()),
         )
         rng = np.random.default_rng(episode_seed(run.seed, *key))
-        self.conversation = Conversation(run.env_id, key.task_id, "", rng)
+        self.conversation = Conversation(run.env_id, key.task_id, "", rng, expert=self.text_env.expert)
         state = int(episode_seed(run.seed, key.task_id).generate_state(1)[0])
         try:
             observation, info = self._env.reset(seed=state, options={"task_id": key.task_id})

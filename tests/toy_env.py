@@ -87,8 +87,7 @@ class ToyEnv(TextEnv):
     def version(self) -> dict[str, str]:
         return {"engine": "toy", "source": self.manifest.source}
 
-    @classmethod
-    def expert(cls) -> Expert:
+    def expert(self) -> Expert:
         return _ToyExpert()
 
     @property

@@ -115,7 +115,7 @@ class TaskManifest(Sequence[str]):
 
 
 class Expert(Protocol):
-    """A scripted player of one episode that acts only on what it has observed."""
+    """A scripted player of one episode."""
 
     def act(self, observation: str) -> tuple[str, str]:
         """Thought and action for the newest observation (the first one is what ``reset`` returned)."""
@@ -176,10 +176,9 @@ class TextEnv(gym.Env[str, str]):
     def version(self) -> dict[str, str]:
         """What the episodes run on: engine, package versions, data source; recorded in every trajectory."""
 
-    @classmethod
     @abstractmethod
-    def expert(cls) -> Expert:
-        """A scripted expert for one episode."""
+    def expert(self) -> Expert:
+        """A scripted expert for the episode that was just reset."""
 
     @staticmethod
     def stop_reason(*, won: bool, terminated: bool, truncated: bool) -> str | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from agentgym_tlm.envs.base import Expert
 from agentgym_tlm.prompt import ReactFormat
 from agentgym_tlm.trajectory import FinishReason
 
@@ -35,7 +36,8 @@ class Conversation:
     """A running episode as a policy sees it.
 
     ``observations`` holds all environment texts so far and ``responses`` the policy's own, so that it is the policy's
-    turn when there is one observation more. ``info`` is the newest info of the environment. ``sequences`` and ``spans``
+    turn when there is one observation more. ``info`` is the newest info of the environment, ``expert`` makes the
+    environment's scripted expert for this episode. ``sequences`` and ``spans``
     are the token ids so far, appended by the language model itself. ``rng`` is this episode's own random stream:
     nothing that happens in another episode changes its draws. ``memory`` is the policy's to use (expert state, cache
     slot).
@@ -51,6 +53,7 @@ class Conversation:
     sequences: list[list[int]] = field(default_factory=list)
     spans: list[tuple[int, int, int]] = field(default_factory=list)  # (sequence, start, end) of each response
     memory: Any = None
+    expert: Callable[[], Expert] | None = None
 
 
 @runtime_checkable

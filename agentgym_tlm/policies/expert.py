@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentgym_tlm.envs.args import env_class
 from agentgym_tlm.envs.base import Expert
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.base import Conversation, Generation
@@ -12,7 +11,7 @@ from agentgym_tlm.prompt import ReactFormat
 
 
 class ExpertPolicy:
-    """Plays with the environment class's own :meth:`TextEnv.expert`.
+    """Plays with the environment's own :meth:`TextEnv.expert`.
 
     With probability ``noise`` a turn is a plausible mistake, marked as not trainable, from which the expert then
     recovers: recovery is what plain expert play never shows.
@@ -37,7 +36,9 @@ class ExpertPolicy:
 
     def _act(self, conversation: Conversation) -> Generation:
         if conversation.memory is None:
-            conversation.memory = env_class(conversation.env_id).expert()
+            if conversation.expert is None:
+                raise ConfigError(f"{conversation.env_id} gave the conversation no expert to play with")
+            conversation.memory = conversation.expert()
         expert: Expert = conversation.memory
         observation = conversation.observations[-1]
         if self.noise and conversation.rng.random() < self.noise:

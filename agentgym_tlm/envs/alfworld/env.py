@@ -209,8 +209,8 @@ class ALFWorldEnv(TextEnv):
             **packages,
         }
 
-    @classmethod
-    def expert(cls) -> Expert:
+    def expert(self) -> Expert:
+        """A player that acts only on what it has observed."""
         from agentgym_tlm.envs.alfworld.explorer import Explorer
 
         return Explorer()

@@ -1,0 +1,1 @@
+"""HotpotQA with a Wikipedia tool."""
