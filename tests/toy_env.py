@@ -9,18 +9,20 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 
 from agentgym_tlm.envs.base import Expert, Info, TaskManifest, TextEnv
+from agentgym_tlm.envs.registration import register
 from agentgym_tlm.errors import EnvironmentFailureError
 from agentgym_tlm.policies.expert import ExpertPolicy
-from agentgym_tlm.policies.language_model import LanguageModelPolicy
-from agentgym_tlm.policies.tiny import build_tiny, tokenizer_texts
 from agentgym_tlm.rollout import rollout
 from agentgym_tlm.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentgym_tlm.policies.language_model import LanguageModelPolicy
 
 ROOMS = ("hall", "study", "cellar")
 NOTHING = "Nothing happens."
@@ -182,7 +184,7 @@ class _ToyExpert:
             self._goal = observation.rpartition("bring the lamp to the ")[2].rstrip(".")
 
 
-gym.register(id="Toy-v0", entry_point="tests.toy_env:ToyEnv", max_episode_steps=15)
+register("Toy-v0", "tests.toy_env:ToyEnv", max_episode_steps=15)
 
 
 @lru_cache
@@ -193,5 +195,7 @@ def expert_trajectories() -> tuple[Trajectory, ...]:
 
 def tiny_policy(*, max_new_tokens: int = 12, **options: Any) -> LanguageModelPolicy:
     """An untrained tiny model that knows the words of ``Toy-v0``; float32, so that it babbles the same everywhere."""
+    from agentgym_tlm.policies.tiny import build_tiny, tokenizer_texts
+
     sizes = {"hidden_size": 32, "layers": 2, "heads": 2, **options}
     return build_tiny(tokenizer_texts(expert_trajectories()), max_new_tokens=max_new_tokens, **sizes)
