@@ -316,7 +316,7 @@ def test_attributes_and_methods_of_the_environments(two: TextVectorEnv) -> None:
     two.reset(options={"task_id": TASK})
     two.step(["go to study", "look"])
     snapshots = two.call("snapshot")
-    assert [snapshot.room for snapshot in snapshots] == ["study", "hall"]
+    assert [state.room for state, _ in snapshots] == ["study", "hall"]
     assert {manifest.sha256 for manifest in two.get_attr("manifest")} == {two.get_attr("manifest")[0].sha256}
     assert two.call("version")[0]["engine"] == "toy"
     two.set_attr("max_episode_steps", [2, 4])
