@@ -3,17 +3,10 @@
 Importing the package registers its environments: ``import agentgym_tlm; gymnasium.make("ALFWorld-v0")``.
 """
 
-import gymnasium
-from gymnasium.envs.registration import WrapperSpec
+from agentgym_tlm.envs.registration import register
 
 __version__ = "0.1.0.dev0"
 
 ENV_IDS = ("ALFWorld-v0",)
 
-if "ALFWorld-v0" not in gymnasium.registry:
-    gymnasium.register(
-        id="ALFWorld-v0",
-        entry_point="agentgym_tlm.envs.alfworld:ALFWorldEnv",
-        max_episode_steps=50,
-        additional_wrappers=(WrapperSpec("StepLimit", "agentgym_tlm.envs.base:StepLimit", kwargs={}),),
-    )
+register("ALFWorld-v0", "agentgym_tlm.envs.alfworld:ALFWorldEnv", max_episode_steps=50)

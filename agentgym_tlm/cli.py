@@ -8,9 +8,9 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gymnasium.error import UnregisteredEnv
 from rich.console import Console
@@ -20,10 +20,15 @@ from agentgym_tlm import config
 from agentgym_tlm.errors import AgentGymError, ConfigError
 
 PROG = "agentgym-tlm"
+T = TypeVar("T")
 
 
 class Command(NamedTuple):
-    """Where a sub-command is defined (a module of ``agentgym_tlm.commands`` and a class), and what it is for."""
+    """Where a sub-command is defined, and what it is for.
+
+    ``options`` names a class in a module of ``agentgym_tlm.commands``; or a mapping, for a command that is followed by
+    another, of classes that have their ``summary`` as an attribute.
+    """
 
     module: str
     options: str
@@ -37,7 +42,7 @@ COMMANDS = {
     "play": Command("play", "Play", "play a task yourself in the terminal"),
     "envs": Command("envs", "Envs", "list environments, splits, task counts and where the data is"),
     "doctor": Command("doctor", "Doctor", "check what is installed, which data is found, and the device"),
-    "data": Command("data", "Data", "fetch optional assets, such as the pretrained model smollm2"),
+    "data": Command("data", "COMMANDS", "get, list and check official data and pretrained models"),
 }
 
 
@@ -62,23 +67,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     name, *arguments = argv or ["--help"]
     if name in ("-h", "--help"):
-        _overview()
+        summaries = {name: command.summary for name, command in COMMANDS.items()}
+        _overview(PROG, "Multi-turn text environments, and agents that learn in them.", summaries)
         return 0
     if name == "--version":
         print(PROG, agentgym_tlm.__version__)
         return 0
-    if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(COMMANDS)}"
-        raise ConfigError(f"there is no command {name!r}; {hint}")
-    command = COMMANDS[name]
+    command = _chosen(name, COMMANDS)
+    prog = f"{PROG} {name}"
     options = getattr(import_module(f"agentgym_tlm.commands.{command.module}"), command.options)
-    code: int = config.parse(options, arguments, prog=f"{PROG} {name}").run()
+    if isinstance(options, Mapping):
+        word, *arguments = arguments or ["--help"]
+        if word in ("-h", "--help"):
+            summaries = {word: inner.summary for word, inner in options.items()}
+            _overview(prog, f"{command.summary.capitalize()}.", summaries)
+            return 0
+        options, prog = _chosen(word, options), f"{prog} {word}"
+    code: int = config.parse(options, arguments, prog=prog).run()
     return code
 
 
-def _overview() -> None:
-    print(f"usage: {PROG} COMMAND [OPTIONS]\n\nMulti-turn text environments, and agents that learn in them.\n")
-    for name, command in COMMANDS.items():
-        print(f"  {name:<9}{command.summary}")
-    print(f"\n`{PROG} COMMAND --help` lists a command's options. A file can give them, too: --config FILE.yaml")
+def _chosen(name: str, commands: Mapping[str, T]) -> T:
+    if name not in commands:
+        close = difflib.get_close_matches(name, commands, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(commands)}"
+        raise ConfigError(f"there is no command {name!r}; {hint}")
+    return commands[name]
+
+
+def _overview(prog: str, about: str, summaries: Mapping[str, str]) -> None:
+    print(f"usage: {prog} COMMAND [OPTIONS]\n\n{about}\n")
+    for name, summary in summaries.items():
+        print(f"  {name:<{max(map(len, summaries)) + 2}}{summary}")
+    print(f"\n`{prog} COMMAND --help` lists a command's options. A file can give them, too: --config FILE.yaml")

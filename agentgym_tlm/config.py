@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
@@ -56,7 +57,7 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str) -> T:
     filled = tyro.cli(
         with_config,
         prog=prog,
-        description=options.__doc__,
+        description=inspect.getdoc(options),
         args=list(argv),
         default=with_config(**_values(_open_groups(default))),
         config=(tyro.conf.AvoidSubcommands,),

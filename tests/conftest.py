@@ -1,12 +1,26 @@
-"""Shared by all tests: where the official data is, and one torch thread."""
+"""Shared by all tests: where the official data is, what a user's machine must not change, and one torch thread."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from agentgym_tlm.policies.smollm2 import smollm2_folder
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def clean_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache folder without imported data, whatever the machine's user has imported; a fetched model stays."""
+    folder = tmp_path_factory.mktemp("cache")
+    if smollm2_folder().is_dir():
+        (folder / smollm2_folder().name).symlink_to(smollm2_folder())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTGYM_TLM_CACHE", str(folder))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentgym_tlm.cli import COMMANDS, main
+from agentgym_tlm.commands.data import COMMANDS as DATA
 from agentgym_tlm.commands.play import Play
 from agentgym_tlm.errors import DataError
 
@@ -33,14 +34,27 @@ def test_overview_names_every_command(argv: tuple[str, ...], capsys: pytest.Capt
     assert all(f"  {name} " in shown for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*(name for name in COMMANDS if name != "data"), *(f"data {name}" for name in DATA)])
 def test_help_of_every_command_fits_and_shows_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main([name, "--help"])
+        main([*name.split(), "--help"])
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     assert f"agentgym-tlm {name}" in shown
     assert "--help" in shown
+
+
+@pytest.mark.parametrize("argv", [("data",), ("data", "--help")])
+def test_overview_of_a_group_names_its_commands(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: agentgym-tlm data COMMAND")
+    assert all(f"  {name} " in shown for name in DATA)
+
+
+def test_unknown_command_of_a_group_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "imprt"]) == 2
+    assert "did you mean import?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("train", "doctor")])

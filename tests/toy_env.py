@@ -9,18 +9,20 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 
 from agentgym_tlm.envs.base import Expert, Info, TaskManifest, TextEnv
-from agentgym_tlm.errors import EnvironmentFailureError
+from agentgym_tlm.envs.registration import register
+from agentgym_tlm.errors import ConfigError, EnvironmentFailureError
 from agentgym_tlm.policies.expert import ExpertPolicy
-from agentgym_tlm.policies.language_model import LanguageModelPolicy
-from agentgym_tlm.policies.tiny import build_tiny, tokenizer_texts
 from agentgym_tlm.rollout import rollout
 from agentgym_tlm.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentgym_tlm.policies.language_model import LanguageModelPolicy
 
 ROOMS = ("hall", "study", "cellar")
 NOTHING = "Nothing happens."
@@ -34,6 +36,8 @@ class _State:
     room: str = "hall"
     door_open: bool = False
     steps: int = 0
+    valid: bool = True
+    stop_reason: str | None = None
 
 
 class ToyEnv(TextEnv):
@@ -54,35 +58,54 @@ class ToyEnv(TextEnv):
         self._admissible = admissible_commands
         self._fail_on = fail_on
         self._state: _State | None = None
+        self._text = ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         gym.Env.reset(self, seed=seed)
-        task_id = (options or {}).get("task_id") or self.manifest[int(self.np_random.integers(len(self.manifest)))]
+        options = dict(options or {})
+        task_id = options.pop("task_id", None) or self.manifest[int(self.np_random.integers(len(self.manifest)))]
+        if options:
+            raise ConfigError(f"reset knows the option 'task_id' only, not {sorted(options)}")
         self.manifest.index(task_id)
         _, start, goal = task_id.split("-")
         self._state = _State(task_id, goal, start)
-        return f"You are in the {self._state.room}. {self._look()} Your task is to: {self._instruction}", self._info(
-            True
-        )
+        self._say(f"You are in the {self._state.room}. {self._look()} Your task is to: {self._instruction}")
+        return self._text, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        if not isinstance(action, str):
+            raise gym.error.InvalidAction(f"an action is a string, not {type(action).__name__}")
         state = self._play
+        if state.stop_reason is not None:
+            raise gym.error.ResetNeeded(f"the episode is over ({state.stop_reason}): call reset()")
         if state.task_id == self._fail_on and state.steps == 1:
             raise EnvironmentFailureError(f"the toy broke down in {state.task_id}")
         state.steps += 1
-        valid = action in self._commands()
-        text = self._do(action) if valid else NOTHING
+        state.valid = action in self._commands()
+        self._say(self._do(action) if state.valid else NOTHING)
         won = state.lamp == state.goal
         limit = self.max_episode_steps
         truncated = not won and limit is not None and state.steps >= limit
-        return text, float(won), won, truncated, self._info(valid, won, truncated)
+        state.stop_reason = self.stop_reason(won=won, terminated=won, truncated=truncated)
+        return self._text, float(won), won, truncated, self._info()
 
-    def snapshot(self) -> _State:
-        return copy.copy(self._play)
+    def snapshot(self) -> tuple[_State, str]:
+        return copy.copy(self._play), self._text
 
-    def restore(self, snapshot: _State) -> tuple[str, Info]:
-        self._state = copy.copy(snapshot)
-        return self._look(), self._info(True)
+    def restore(self, snapshot: tuple[_State, str]) -> tuple[str, Info]:
+        state, self._text = snapshot
+        self._state = copy.copy(state)
+        return self._text, self._info()
+
+    def render(self) -> str | None:
+        assert self._play
+        if self.render_mode == "ansi":
+            return self._text
+        print(self._text)
+        return None
+
+    def close(self) -> None:
+        self._state = None
 
     def version(self) -> dict[str, str]:
         return {"engine": "toy", "source": self.manifest.source}
@@ -92,7 +115,8 @@ class ToyEnv(TextEnv):
 
     @property
     def _play(self) -> _State:
-        assert self._state is not None, "reset first"
+        if self._state is None:
+            raise gym.error.ResetNeeded("no episode has been started: call reset() first")
         return self._state
 
     @property
@@ -131,8 +155,14 @@ class ToyEnv(TextEnv):
         state.lamp = None if action == "take lamp" else state.room
         return f"You {action.split()[0]} the lamp."
 
-    def _info(self, valid: bool, won: bool = False, truncated: bool = False) -> Info:
+    def _say(self, text: str) -> None:
+        self._text = text
+        if self.render_mode == "human":
+            self.render()
+
+    def _info(self) -> Info:
         state = self._play
+        won = state.lamp == state.goal
         info: Info = {
             "task_id": state.task_id,
             "task_type": f"to-{state.goal}",
@@ -140,8 +170,8 @@ class ToyEnv(TextEnv):
             "instruction": self._instruction,
             "score": float(won),
             "won": won,
-            "action_valid": valid,
-            "stop_reason": self.stop_reason(won=won, terminated=won, truncated=truncated),
+            "action_valid": state.valid,
+            "stop_reason": state.stop_reason,
         }
         if self._admissible:
             info["admissible_commands"] = self._commands()
@@ -182,7 +212,7 @@ class _ToyExpert:
             self._goal = observation.rpartition("bring the lamp to the ")[2].rstrip(".")
 
 
-gym.register(id="Toy-v0", entry_point="tests.toy_env:ToyEnv", max_episode_steps=15)
+register("Toy-v0", "tests.toy_env:ToyEnv", max_episode_steps=15)
 
 
 @lru_cache
@@ -193,5 +223,7 @@ def expert_trajectories() -> tuple[Trajectory, ...]:
 
 def tiny_policy(*, max_new_tokens: int = 12, **options: Any) -> LanguageModelPolicy:
     """An untrained tiny model that knows the words of ``Toy-v0``; float32, so that it babbles the same everywhere."""
+    from agentgym_tlm.policies.tiny import build_tiny, tokenizer_texts
+
     sizes = {"hidden_size": 32, "layers": 2, "heads": 2, **options}
     return build_tiny(tokenizer_texts(expert_trajectories()), max_new_tokens=max_new_tokens, **sizes)

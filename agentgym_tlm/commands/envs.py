@@ -18,7 +18,7 @@ class Envs:
     env: str | None = None
     """Gymnasium id; None: all environments of this package."""
     data_dir: str | None = None
-    """Folder of the environment's data; None: its environment variable, else the embedded default."""
+    """Folder of the environment's data, or 'embedded'; None: its variable, imported data, else the embedded default."""
 
     def run(self) -> int:
         """Print one row per split. Raises DataError when no split of an environment can be read."""

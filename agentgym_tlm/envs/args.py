@@ -21,7 +21,7 @@ class EnvArgs:
     env: str = "ALFWorld-v0"
     """Gymnasium id."""
     data_dir: str | None = None
-    """Folder of the environment's data; None: its environment variable, else the embedded default."""
+    """Folder of the environment's data, or 'embedded'; None: its variable, imported data, else the embedded default."""
     max_episode_steps: int | None = None
     """Turns per episode; None: the environment's own limit."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)

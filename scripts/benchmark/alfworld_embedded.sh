@@ -3,6 +3,6 @@
 set -euo pipefail
 runs="${1:-runs/embedded}"
 for seed in 0 1 2; do
-  agentgym-tlm train --trainer tlm-dre --seed "$seed" --output-dir "$runs/seed$seed" --resume
+  agentgym-tlm train --trainer tlm-dre --data-dir embedded --seed "$seed" --output-dir "$runs/seed$seed" --resume
 done
 python "$(dirname "${BASH_SOURCE[0]}")/seeds.py" "$runs"/seed*

@@ -53,8 +53,9 @@ class ALFWorldEnv(TextEnv):
     ALFWorld (Shridhar et al., 2021, arXiv:2010.03768) turns ALFRED's household tasks into text games. A room has
     receptacles (``drawer 2``, ``fridge 1``) and objects (``mug 1``); the agent is given one task of six types and sees
     what is at the place where it stands, if that is not closed. Games come from ``data_dir``, else from
-    ``$ALFWORLD_DATA``, else from the embedded generator, and are read or made when they are played;
-    ``env.unwrapped.manifest`` lists them in a fixed order, with a hash, and says which source it is.
+    ``$ALFWORLD_DATA``, else from what was imported with ``agentgym-tlm data import alfworld``, else from the embedded
+    generator, and are read or made when they are played; ``env.unwrapped.manifest`` lists them in a fixed order, with a
+    hash, and says which source it is.
 
     ## Action Space
     Text. Any string is accepted; one that is not an admissible command is answered "Nothing happens." and
@@ -83,8 +84,8 @@ class ALFWorldEnv(TextEnv):
     ## Arguments
     - ``split``: ``train``, ``valid_seen`` (rooms of train), ``valid_unseen`` (other rooms), or ``valid_train``
       (official data only: games held out of train).
-    - ``data_dir``: folder with the official ``json_2.1.1`` tree or with packed ``<split>.jsonl.xz`` files. Never
-      written to.
+    - ``data_dir``: folder with the official ``json_2.1.1`` tree or with packed ``<split>.jsonl.xz`` files, which is
+      never written to; or ``"embedded"`` for the generator, whatever data there is.
     - ``task_types``: play only these of the six task types.
     - ``num_games``, ``generator``: size of the embedded split before ``task_types`` (10000, 140 and 134 by default),
       and its rooms: ``"small"``, ``"official"`` or a ``GeneratorConfig``.

@@ -1,8 +1,10 @@
 """Where ALFWorld games come from: an official data folder, a folder of packed splits, or the embedded generator.
 
-:func:`open_source` looks, in this order, at an explicit ``data_dir``, at ``$ALFWORLD_DATA``, and falls back to the
-generator only when neither is given; what is given but cannot be read is an error. Nothing is ever written to a data
-folder. Indexes are kept per process, so any number of environments share one.
+:func:`open_source` looks, in this order, at an explicit ``data_dir``, at ``$ALFWORLD_DATA``, and at what
+``agentgym-tlm data import alfworld`` has brought into the cache; the generator is used when there is none of them. What
+is there but cannot be read is an error. ``data_dir="embedded"`` asks for the generator, and ``num_games`` prefers it to
+the cache. Nothing is ever written to a data folder. Indexes are kept per process, so any number of environments share
+one.
 
 As in ALFWorld, games that are not marked solvable, and trials with movable receptacles or sliced objects, are left out.
 """
@@ -20,6 +22,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from agentgym_tlm.assets import asset_path
 from agentgym_tlm.envs.alfworld.generator import (
     DEFAULT,
     GENERATOR_VERSION,
@@ -34,12 +37,14 @@ from agentgym_tlm.errors import ConfigError, DataError, TaskNotFoundError
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
 DATA_VARIABLE = "ALFWORLD_DATA"
+EMBEDDED = "embedded"
+"""The ``data_dir`` that asks for the generator."""
 EMBEDDED_SIZES: Mapping[str, int] = {"train": 10000, "valid_seen": 140, "valid_unseen": 134}
 """Games of each split that the generator makes unless asked for another number; the last two are ALFWorld's."""
 
 _REMEDY = (
     "download the official games with `alfworld-download` (from `pip install alfworld`) and point data_dir or "
-    f"${DATA_VARIABLE} to them, or leave both unset to play the embedded generator's games"
+    f"${DATA_VARIABLE} to them, or play the embedded generator's games with data_dir='{EMBEDDED}'"
 )
 
 
@@ -81,7 +86,9 @@ def open_source(
     origin = "data_dir"
     if data_dir is None and os.environ.get(DATA_VARIABLE):
         data_dir, origin = os.environ[DATA_VARIABLE], f"${DATA_VARIABLE}"
-    if data_dir is None:
+    if data_dir is None and num_games is None:
+        data_dir, origin = asset_path("alfworld"), "imported data"
+    if data_dir is None or data_dir == EMBEDDED:
         return EmbeddedSource(split, EMBEDDED_SIZES.get(split, 1) if num_games is None else num_games, generator)
     if num_games is not None:
         raise ConfigError(f"num_games sizes the embedded generator; the games in {origin}={data_dir} are what they are")

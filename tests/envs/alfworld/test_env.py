@@ -1,14 +1,11 @@
 """ALFWorld-v0 as its users meet it: through Gymnasium."""
 
-import pickle
 import threading
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
 import pytest
-from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +14,6 @@ from agentgym_tlm.envs.alfworld.engine import WELCOME, ActionStyle
 from agentgym_tlm.envs.alfworld.env import ALFWorldEnv, normalize_action
 from agentgym_tlm.envs.alfworld.problem import TASK_TYPES
 from agentgym_tlm.errors import ConfigError, TaskNotFoundError
-
-INFO_KEYS = {"task_id", "task_type", "split", "instruction", "score", "won", "action_valid", "stop_reason"}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,30 +30,13 @@ def make(**kwargs: Any) -> ALFWorldEnv:
     return env
 
 
-def test_gymnasium_finds_no_fault() -> None:
-    """check_env without a warning, for both ways of naming the environment."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for name in ("ALFWorld-v0", "agentgym_tlm:ALFWorld-v0"):
-            env = gym.make(name, split="valid_unseen", admissible_commands=True)
-            check_env(env.unwrapped)
-            env.reset(seed=0)
-            env.step("look")
-            env.close()
-
-
-def test_info_has_the_documented_keys_after_reset_and_step() -> None:
-    """Rollouts and reports read these keys of every environment."""
+def test_info_tells_the_task() -> None:
+    """The instruction is the sentence that the game gives, and ids begin with split and type."""
     env = make(split="valid_unseen")
     observation, info = env.reset(seed=4)
-    assert info.keys() == INFO_KEYS
     assert info["split"] == "valid_unseen"
     assert info["task_id"].startswith("valid_unseen/" + info["task_type"])
     assert observation.endswith(f"\n\nYour task is to: {info['instruction']}")
-    assert (info["score"], info["won"], info["action_valid"], info["stop_reason"]) == (0, False, True, None)
-    _, reward, _, _, info = env.step("fly to the moon")
-    assert info.keys() == INFO_KEYS
-    assert (reward, info["action_valid"]) == (0, False)
 
 
 def test_admissible_commands_come_only_on_request() -> None:
@@ -111,70 +89,13 @@ def test_walkthrough_wins_and_winning_ends_the_episode(kind: str) -> None:
         env.step("look")
 
 
-@pytest.mark.parametrize("limit", [3, None])
-def test_running_out_of_steps_is_truncation_and_never_success(limit: int | None) -> None:
-    """ALFWorld's own `done` means both; counting it as success has spoilt published numbers."""
-    env = gym.make("ALFWorld-v0", num_games=5, max_episode_steps=limit)
-    env.reset(seed=0)
-    outcomes = [env.step("look") for _ in range(limit or 50)]
-    assert [truncated for *_, truncated, _ in outcomes] == [False] * ((limit or 50) - 1) + [True]
-    _, reward, terminated, _, info = outcomes[-1]
-    assert (reward, terminated, info["won"], info["stop_reason"]) == (0, False, False, "max_steps")
-    with pytest.raises(gym.error.ResetNeeded, match="max_steps"):
-        env.step("look")
-
-
-def test_winning_on_the_last_step_is_won() -> None:
-    """A win at the step limit is a win."""
-    env = make()
-    env.reset(seed=2)
-    plan = env.walkthrough
-    env.max_episode_steps = len(plan)
-    *_, (_, reward, terminated, truncated, info) = [env.step(command) for command in plan]
-    assert (reward, terminated, truncated, info["stop_reason"]) == (1, True, False, "won")
-
-
-def test_limit_can_be_lifted() -> None:
-    """Long episodes on request."""
-    env = gym.make("ALFWorld-v0", num_games=5, max_episode_steps=-1)
-    env.reset(seed=0)
-    assert not any(truncated for *_, truncated, _ in (env.step("look") for _ in range(60)))
-
-
-@pytest.mark.parametrize("call", ["step", "snapshot", "admissible_commands", "render", "walkthrough"])
-def test_nothing_can_be_asked_before_reset(call: str) -> None:
+def test_nothing_can_be_asked_before_reset() -> None:
     """A clear error instead of a missing attribute."""
-    env = make(render_mode="ansi")
+    env = make()
     with pytest.raises(gym.error.ResetNeeded, match="reset"):
-        env.step("look") if call == "step" else getattr(env, call)()
-    env.reset(seed=0)
-    env.close()
-    env.close()
-    with pytest.raises(gym.error.ResetNeeded):
-        env.step("look")
-
-
-@pytest.mark.parametrize("at", range(4))
-def test_snapshot_goes_back_to_the_same_point(at: int) -> None:
-    """Search and resume: the state, the step count and the text, in this environment or another, even pickled."""
-    env, other = make(max_episode_steps=12), make(max_episode_steps=12)
-    observation, info = env.reset(seed=7)
-    plan = env.walkthrough
-    for command in plan[:at]:
-        observation, *_, info = env.step(command)
-    snapshot = pickle.loads(pickle.dumps(env.snapshot()))
-    future = [env.step(command) for command in plan[at:]]
-    for player in (env, other):
-        assert player.restore(snapshot) == (observation, info)
-        assert player.snapshot() == snapshot
-        assert [player.step(command) for command in plan[at:]] == future
-        player.restore(snapshot)
-        outcomes = [player.step("look") for _ in range(12 - at)]
-        assert [truncated for *_, truncated, _ in outcomes] == [False] * (11 - at) + [True]
-    over = env.snapshot()
-    assert other.restore(over)[1]["stop_reason"] == "max_steps"
-    with pytest.raises(gym.error.ResetNeeded):
-        other.step("look")
+        env.admissible_commands()
+    with pytest.raises(gym.error.ResetNeeded, match="reset"):
+        _ = env.walkthrough
 
 
 @pytest.mark.parametrize(
@@ -270,14 +191,6 @@ def test_rendering() -> None:
     assert env.render() == f"> inventory\n{observation}"
 
 
-def test_human_rendering_prints_each_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    """Gymnasium's `human` mode shows without being asked."""
-    env = make(render_mode="human")
-    env.reset(seed=0)
-    env.step("inventory")
-    assert "> inventory\nYou are not carrying anything.\n" in capsys.readouterr().out
-
-
 def test_version_names_what_the_episode_ran_on() -> None:
     """Logs of different worlds must not be mixed unnoticed."""
     version = make().version()
@@ -285,17 +198,6 @@ def test_version_names_what_the_episode_ran_on() -> None:
     assert version["engine"] == "native"
     assert version["data"].startswith("embedded generator v")
     assert version["data_format"] == "2.1.2"
-
-
-def test_expert_plays_by_reading() -> None:
-    """The environment's expert wins from observations alone."""
-    env = make()
-    observation, info = env.reset(seed=0)
-    expert = env.expert()
-    while info["stop_reason"] is None:
-        _, action = expert.act(observation)
-        observation, *_, info = env.step(action)
-    assert info["won"]
 
 
 @pytest.fixture(scope="module")
@@ -325,14 +227,6 @@ def test_monstrous_strings_are_answered(action: str) -> None:
     env.reset(seed=0)
     observation, _, _, _, info = env.step(action)
     assert (observation, info["action_valid"]) == ("Nothing happens.", False)
-
-
-def test_actions_that_are_no_strings_are_refused() -> None:
-    """An index into a command list is a caller's mistake, not a bad move of the agent."""
-    env = make(num_games=3)
-    env.reset(seed=0)
-    with pytest.raises(gym.error.InvalidAction, match="int"):
-        env.step(3)  # type: ignore[arg-type]
 
 
 def test_threads_do_not_disturb_each_other() -> None:

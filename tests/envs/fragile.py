@@ -1,0 +1,56 @@
+"""A toy world whose machinery can be broken from inside, for the tests of vector environments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from agentgym_tlm.envs.base import Info
+from agentgym_tlm.envs.registration import register
+from agentgym_tlm.errors import EnvironmentFailureError
+from tests.toy_env import ToyEnv
+
+
+class FragileEnv(ToyEnv):
+    """``Toy-v0`` with actions that exit, kill, hang, interrupt or fail the process in which they are played."""
+
+    in_process = False
+    fail_reset: str | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        if (message := self.fail_reset) is not None:
+            raise EnvironmentFailureError(message)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        if action == "exit":
+            os._exit(3)
+        if action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == "hang":
+            time.sleep(3600)
+        if action == "interrupt":
+            raise KeyboardInterrupt
+        if action == "fail":
+            raise EnvironmentFailureError("the lamp exploded")
+        if action == "defect":
+            raise _OddError(1, "two")
+        if action == "pid":
+            return (str(os.getpid()), *super().step("look")[1:])
+        return super().step(action)
+
+    def secret(self) -> Any:
+        """Something that no pipe can carry."""
+        return lambda: None
+
+
+class _OddError(Exception):
+    """An exception that cannot be pickled, as third-party engines raise them."""
+
+    def __init__(self, number: int, word: str) -> None:
+        super().__init__(f"{word} is not {number}")
+
+
+register("Fragile-v0", "tests.envs.fragile:FragileEnv", max_episode_steps=15)
