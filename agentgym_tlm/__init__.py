@@ -8,12 +8,19 @@ from gymnasium.envs.registration import WrapperSpec
 
 __version__ = "0.1.0.dev0"
 
-ENV_IDS = ("ALFWorld-v0",)
+ENV_IDS = ("ALFWorld-v0", "ScienceWorld-v0")
 
 if "ALFWorld-v0" not in gymnasium.registry:
     gymnasium.register(
         id="ALFWorld-v0",
         entry_point="agentgym_tlm.envs.alfworld:ALFWorldEnv",
         max_episode_steps=50,
+        additional_wrappers=(WrapperSpec("StepLimit", "agentgym_tlm.envs.base:StepLimit", kwargs={}),),
+    )
+
+if "ScienceWorld-v0" not in gymnasium.registry:
+    gymnasium.register(
+        id="ScienceWorld-v0",
+        entry_point="agentgym_tlm.envs.scienceworld:ScienceWorldEnv",
         additional_wrappers=(WrapperSpec("StepLimit", "agentgym_tlm.envs.base:StepLimit", kwargs={}),),
     )
