@@ -52,7 +52,7 @@ RELATIONS = _table(
          "On the lower land the farmers grow {o} from spring to autumn."),
     ),
     Relation(
-        "river.source", "region", "", "In which region does {x} rise?",
+        "river.source", "region", "the region where {x} rises", "In which region does {x} rise?",
         ("The water rises in the region called {o} and flows to the sea.",
          "It rises from a small spring in the region called {o}."),
     ),
@@ -340,7 +340,7 @@ VALUES = {
         "bicycles", "cameras", "carpets", "clocks", "engines", "furniture", "lamps", "matches", "paint", "pianos",
         "soap", "stoves", "tyres", "umbrellas",
     ),
-    "band.music": ("blues", "bolero", "calypso", "disco", "flamenco", "jazz", "punk", "reggae", "soul", "swing"),
+    "band.music": ("blues", "disco", "jazz", "reggae", "soul", "swing"),
     "club.sport": (
         "archery", "badminton", "chess", "cricket", "fencing", "football", "handball", "hockey", "rowing", "rugby",
         "tennis", "wrestling",
@@ -368,25 +368,27 @@ club.town: region river *mayor product
 company.town: *region river mayor product
 university.town: region *river mayor product
 region.capital: river *mayor product
-town.region: capital *crop
-town.river: source *length
+town.region: *capital crop
+town.river: source length
+river.source: capital *crop
 person.university: town *founded rector
-person.book: published *setting
+person.book: *published setting
 person.film: *released star basis
 person.part: released director *basis
-person.song: band *released
-person.building: *town completed
-person.band: town music *formed
-person.club: town *sport founded
-person.company: *town product opened
+person.song: band released
+person.building: town completed
+person.band: *town music formed
+person.club: town sport founded
+person.company: town product opened
 person.chair: founded *town
 person.office: region river *product
 film.basis: author published *setting
-song.band: *singer town music formed
+song.band: singer town *music formed
 """
 """Bridge questions: the relation that leads from the named thing to the second page, then the relations asked there.
 
-A star keeps the combination for questions that are never trained on; both its relations are trained in others.
+A star keeps the combination for questions that are never trained on; both its relations are trained, in the same
+places, in other combinations.
 """
 
 
@@ -419,7 +421,7 @@ COMPARISONS = (
     Comparison("person.university", "Did {a} and {b} graduate from the same school?"),
     Comparison("person.occupation", "Did {a} and {b} have the same profession?"),
     Comparison("town.region", "Are {a} and {b} in the same region?"),
-    Comparison("town.river", "Does the same river run through {a} and {b}?", unseen=True),
+    Comparison("town.river", "Are {a} and {b} on the same river?", unseen=True),
     Comparison("club.sport", "Do {a} and {b} play the same sport?"),
     Comparison("band.music", "Did {a} and {b} play the same kind of music?", unseen=True),
     Comparison("book.setting", "Do {a} and {b} take place in the same town?"),

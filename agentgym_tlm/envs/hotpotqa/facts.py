@@ -6,14 +6,12 @@ agree: nobody works before the age of 24 or after death, a film is younger than 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from agentgym_tlm.envs.hotpotqa.catalogue import MIRRORS, OCCUPATIONS, VALUES
-
-Titles = Mapping[str, Iterator[tuple[str, str | None]]]
-"""Unused titles, with their aliases, by kind."""
+from agentgym_tlm.envs.hotpotqa.names import NAMINGS
 
 _INVERSE = dict(MIRRORS)
 
@@ -28,12 +26,25 @@ class Entity:
     facts: dict[str, str]
 
 
-def draw_entities(titles: Titles, counts: Mapping[str, int], rng: Random) -> dict[str, Entity]:
+@dataclass(frozen=True)
+class Supply:
+    """What a world is made from: unused titles with their aliases by kind, and values by relation, without an end."""
+
+    titles: Mapping[str, Iterator[tuple[str, str | None]]]
+    values: Mapping[str, Iterator[str]]
+
+    @staticmethod
+    def open(rng: Random) -> Supply:
+        titles = {kind: naming.combinations(rng) for kind, naming in NAMINGS.items()}
+        return Supply(titles, {relation: _spread(values, rng) for relation, values in VALUES.items()})
+
+
+def draw_entities(supply: Supply, counts: Mapping[str, int], rng: Random) -> dict[str, Entity]:
     """As many things of each kind as ``counts`` says, and the people behind them, by title; facts stay among them."""
     entities: dict[str, Entity] = {}
 
     def add(kind: str, **facts: str) -> Entity:
-        title, alias = next(titles[kind])
+        title, alias = next(supply.titles[kind])
         entities[title] = entity = Entity(kind, title, alias, facts)
         return entity
 
@@ -41,7 +52,7 @@ def draw_entities(titles: Titles, counts: Mapping[str, int], rng: Random) -> dic
         return [add(kind) for _ in range(counts[kind])]
 
     def value(relation: str) -> str:
-        return rng.choice(VALUES[relation])
+        return next(supply.values[relation])
 
     regions, rivers, towns, schools = (add_all(kind) for kind in ("region", "river", "town", "university"))
 
@@ -119,3 +130,9 @@ def _marry(people: list[Entity], rng: Random) -> None:
         if rng.random() < 0.7:
             one.facts["spouse"] = other.title
             other.facts["spouse"] = one.title
+
+
+def _spread(values: Sequence[str], rng: Random) -> Iterator[str]:
+    """The values in any order, again and again, so that each is as frequent as the others."""
+    while True:
+        yield from rng.sample(values, len(values))

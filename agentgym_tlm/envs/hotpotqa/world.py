@@ -24,8 +24,8 @@ from random import Random
 from typing import TypeVar
 
 from agentgym_tlm.envs.hotpotqa.catalogue import COMPARISONS, HOPS, RELATIONS, Comparison, Relation
-from agentgym_tlm.envs.hotpotqa.facts import Entity, draw_entities
-from agentgym_tlm.envs.hotpotqa.names import NAMINGS, WOMEN
+from agentgym_tlm.envs.hotpotqa.facts import Entity, Supply, draw_entities
+from agentgym_tlm.envs.hotpotqa.names import WOMEN
 from agentgym_tlm.envs.hotpotqa.phrases import FILLERS, INTRODUCTIONS
 from agentgym_tlm.envs.hotpotqa.question import Page, Question
 from agentgym_tlm.errors import ConfigError
@@ -74,9 +74,9 @@ class World:
 def embedded_world(seed: int = 0) -> World:
     """The world that belongs to ``seed``: the same one on every machine."""
     rng = Random(f"{WORLD_VERSION}/{seed}")
-    titles = {kind: naming.combinations(rng) for kind, naming in NAMINGS.items()}
+    supply = Supply.open(rng)
     first, second = (
-        {title: _write(entity, rng) for title, entity in draw_entities(titles, counts, rng).items()}
+        {title: _write(entity, rng) for title, entity in draw_entities(supply, counts, rng).items()}
         for counts in (_FIRST_PART, _SECOND_PART)
     )
     seen_bridges, seen_comparisons = _bridges(first, rng, unseen=False), _comparisons(first, rng, unseen=False)
@@ -186,34 +186,34 @@ def _comparisons(articles: Mapping[str, _Article], rng: Random, *, unseen: bool)
 
 
 def _comparison_drafts(comparison: Comparison, articles: Mapping[str, _Article], rng: Random) -> list[_Draft]:
-    """Pairs out of a sample of the things that can be compared; for yes and no, as many of either."""
+    """Questions on a sample of the things that can be compared: no and yes, or first and second thing, by turns."""
     relation = RELATIONS[comparison.relation]
     things = [article for article in articles.values() if article.entity.kind == relation.kind]
     things = rng.sample(things, min(len(things), _MOST_COMPARED))
-    distinct: list[_Draft] = []
-    equal: list[_Draft] = []
-    for a, b in combinations(things, 2):
-        values = [article.entity.facts[relation.name] for article in (a, b)]
-        same = values[0] == values[1]
-        titles = [article.entity.title for article in (a, b)]
+    sides: tuple[list[_Draft], list[_Draft]] = [], []
+    for pair in combinations(things, 2):
+        titles = [article.entity.title for article in pair]
+        values = [article.entity.facts[relation.name] for article in pair]
         if comparison.pick is None:
-            answer = "yes" if same else "no"
+            side = int(values[0] == values[1])
+            answer = ("no", "yes")[side]
+        elif values[0] == values[1]:
+            continue
         else:
             numbers = [int(value) for value in values]
-            answer = titles[numbers.index(comparison.pick(numbers))]
+            side = numbers.index(comparison.pick(numbers))
+            answer = titles[side]
         draft = _Draft(
             f"{relation.key}/{'+'.join(map(_slug, titles))}",
             "comparison",
             comparison.question.format(a=titles[0], b=titles[1]),
             answer,
-            tuple((article.entity.title, article.sentence[relation.name]) for article in (a, b)),
+            tuple((article.entity.title, article.sentence[relation.name]) for article in pair),
         )
-        (equal if same else distinct).append(draft)
-    rng.shuffle(distinct)
-    if comparison.pick is not None:
-        return distinct
-    rng.shuffle(equal)
-    return list(chain.from_iterable(zip(equal, distinct, strict=False)))
+        sides[side].append(draft)
+    for drafts in sides:
+        rng.shuffle(drafts)
+    return list(chain.from_iterable(zip(*sides, strict=False)))
 
 
 def _interleave(lists: Iterable[Sequence[T]]) -> Iterator[T]:
