@@ -43,7 +43,7 @@ def _table(*relations: Relation) -> dict[str, Relation]:
 RELATIONS = _table(
     Relation(
         "region.capital", "town", "the capital of {x}", "What is the capital of {x}?",
-        ("Its capital is {o}, where the council meets twice a year.",
+        ("Its capital is {o}, where the council meets in spring and autumn.",
          "The capital of the whole region is the old town of {o}."),
     ),
     Relation(
@@ -69,7 +69,7 @@ RELATIONS = _table(
     Relation(
         "town.river", "river", "the river that runs through {x}", "Which river runs through {x}?",
         ("The river {o} runs through the middle of the town.",
-         "Three stone bridges cross the river {o}, which runs past the market."),
+         "Children swim in the river {o}, which runs past the market."),
     ),
     Relation(
         "town.mayor", "person", "the first mayor of {x}", "Who was the first mayor of {x}?",
@@ -78,7 +78,7 @@ RELATIONS = _table(
     ),
     Relation(
         "town.product", "", "", "What is {x} famous for?",
-        ("The town is famous for its {o}, sold at the yearly fair.",
+        ("It is famous for its {o}, sold at the autumn fair.",
          "Visitors come for the famous {o} that every shop sells."),
     ),
     Relation(
@@ -100,7 +100,7 @@ RELATIONS = _table(
     Relation(
         "person.university", "university", "the school from which {x} graduated", "From which school did {x} graduate?",
         ("{He} graduated from {o}, where {he} won a prize for drawing.",
-         "After two years abroad {he} graduated with honours from {o}."),
+         "After a winter abroad {he} graduated with honours from {o}."),
     ),
     Relation(
         "person.spouse", "person", "the person who married {x}", "Who married {x}?",
@@ -134,8 +134,8 @@ RELATIONS = _table(
     ),
     Relation(
         "person.band", "band", "the band that {x} sang with", "",
-        ("{He} sang with the band {o} for more than ten years.",
-         "As a young voice from the choir {he} sang with {o}."),
+        ("{He} sang with the band {o} on more than ninety evenings.",
+         "Fresh from the choir {he} sang with the band {o}."),
     ),
     Relation(
         "person.club", "club", "the club that {x} trained", "",
@@ -165,12 +165,12 @@ RELATIONS = _table(
     Relation(
         "university.founded", "", "", "In which year was {x} founded?",
         ("It was founded in {o} by a group of rich traders.",
-         "Monks founded the school in {o} with only twelve students."),
+         "Monks founded it in {o} with only twelve students."),
     ),
     Relation(
         "university.rector", "person", "the rector of {x}", "Who was the rector of {x}?",
         ("Its best rector was {o}, who knew each student by name.",
-         "Under the rector {o} the school doubled in size."),
+         "Under the rector {o} the number of students doubled."),
     ),
     Relation(
         "company.founder", "person", "the founder of {x}", "Who was the founder of {x}?",
@@ -189,7 +189,7 @@ RELATIONS = _table(
     ),
     Relation(
         "company.opened", "", "", "In which year did {x} open?",
-        ("The doors first opened in {o} after a year of delays.",
+        ("The doors first opened in {o} after a lot of delays.",
          "It opened for trade in {o} with a loan and four machines."),
     ),
     Relation(
@@ -204,7 +204,7 @@ RELATIONS = _table(
     ),
     Relation(
         "band.music", "", "", "Which kind of music did {x} play?",
-        ("They played a fast kind of music close to {o} and polka.",
+        ("Their music was mostly {o}, with a lot of drums.",
          "Most of their music was {o}, slow at first and then loud."),
     ),
     Relation(
@@ -295,7 +295,7 @@ RELATIONS = _table(
     Relation(
         "building.completed", "", "", "In which year was {x} completed?",
         ("It was completed in {o} after the money ran out twice.",
-         "Workers completed the roof and the whole building in {o}."),
+         "Workers completed the roof and the last windows in {o}."),
     ),
 )  # fmt: skip
 """Every relation by its key."""
@@ -317,10 +317,10 @@ MIRRORS = (
 """Pairs of relations that state one fact from its two ends."""
 
 OCCUPATIONS = {
-    "person.book": "novelist",
-    "person.film": "film director",
+    "person.book": "writer",
+    "person.film": "stage director",
     "person.part": "stage actor",
-    "person.song": "songwriter",
+    "person.song": "composer",
     "person.building": "house architect",
     "person.band": "folk singer",
     "person.club": "sports coach",
@@ -415,14 +415,14 @@ COMPARISONS = (
     Comparison("club.founded", "Which club was founded first, {a} or {b}?", min),
     Comparison("university.founded", "Which school was founded first, {a} or {b}?", min, unseen=True),
     Comparison("band.formed", "Which band was formed first, {a} or {b}?", min),
-    Comparison("town.population", "Which town has more people, {a} or {b}?", max),
+    Comparison("town.population", "Where do more people live, in {a} or in {b}?", max),
     Comparison("river.length", "Which river is longer in kilometres, {a} or {b}?", max),
     Comparison("person.birthplace", "Were {a} and {b} born in the same town?"),
     Comparison("person.university", "Did {a} and {b} graduate from the same school?"),
     Comparison("person.occupation", "Did {a} and {b} have the same profession?"),
     Comparison("town.region", "Are {a} and {b} in the same region?"),
     Comparison("town.river", "Are {a} and {b} on the same river?", unseen=True),
-    Comparison("club.sport", "Do {a} and {b} play the same sport?"),
+    Comparison("club.sport", "Is the sport of {a} also the sport of {b}?"),
     Comparison("band.music", "Did {a} and {b} play the same kind of music?", unseen=True),
     Comparison("book.setting", "Do {a} and {b} take place in the same town?"),
     Comparison("company.town", "Do {a} and {b} have their office in the same town?"),

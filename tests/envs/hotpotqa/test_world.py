@@ -9,14 +9,14 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import pytest
 
-from agentgym_tlm.envs.hotpotqa.catalogue import COMPARISONS, HOPS, MIRRORS, RELATIONS, VALUES, Relation
+from agentgym_tlm.envs.hotpotqa.catalogue import COMPARISONS, HOPS, MIRRORS, OCCUPATIONS, RELATIONS, VALUES, Relation
 from agentgym_tlm.envs.hotpotqa.names import NAMINGS
 from agentgym_tlm.envs.hotpotqa.phrases import FILLERS, INTRODUCTIONS
 from agentgym_tlm.envs.hotpotqa.question import Page, Question
@@ -358,29 +358,34 @@ def test_ids_say_what_is_asked() -> None:
             assert all(slug.replace("_", " ") in question.question for slug in slugs.split("+"))
 
 
-def test_every_relation_can_be_told_apart_by_a_word_that_its_questions_share_with_its_sentences() -> None:
-    asked: dict[str, list[str]] = defaultdict(list)
-    for key, relation in RELATIONS.items():
-        asked[key] = [text for text in (relation.question, relation.clause) if text]
-    for comparison in COMPARISONS:
-        asked[comparison.relation].append(comparison.question)
-    for key, relation in RELATIONS.items():
-        others = [
-            re.sub(r"\{\w+\}", "", text).lower()
-            for text in (
-                *(text for other in RELATIONS.values() if other.kind == relation.kind for text in other.sentences),
-                *FILLERS[relation.kind],
-                *INTRODUCTIONS[relation.kind],
-            )
-            if text not in relation.sentences
-        ]
-        for question in asked[key] if relation.sentences else ():
-            words = re.findall(r"[a-z]{3,}", re.sub(r"\{\w+\}", "", question).lower())
-            assert any(
-                all(word in sentence.lower() for sentence in relation.sentences)
-                and not any(word in other for other in others)
-                for word in words
-            ), (key, question)
+STOP_WORDS = frozenset(
+    re.findall(r"\w+", "the was with who where which from its for and did does that has have what are")
+)
+
+
+def content_words(template: str) -> list[str]:
+    words = re.findall(r"[a-z]{3,}", re.sub(r"\{\w+\}", "", template).lower())
+    return [word for word in words if word not in STOP_WORDS]
+
+
+def rest_of_the_page(relation: Relation) -> list[str]:
+    """All that a page which states ``relation`` can say besides it."""
+    excluded = OCCUPATIONS if relation.key in OCCUPATIONS else (relation.key,)
+    others = [other for other in RELATIONS.values() if other.kind == relation.kind and other.key not in excluded]
+    templates = [*FILLERS[relation.kind], *INTRODUCTIONS[relation.kind], OCCUPATIONS.get(relation.key, "")]
+    return templates + [text for other in others for text in other.sentences]
+
+
+def test_the_word_to_look_up_follows_from_the_question_and_finds_nothing_else_on_the_page() -> None:
+    asked = [(second.question.format(x=first.clause), [first, second]) for first, second, _ in hops()]
+    asked += [(comparison.question, [RELATIONS[comparison.relation]]) for comparison in COMPARISONS]
+    for question, relations in asked:
+        for relation in relations:
+            if relation.sentences:
+                stating = [" ".join(content_words(text)) for text in relation.sentences]
+                word = next(word for word in content_words(question) if any(word in text for text in stating))
+                assert all(word in text for text in stating), (question, word)
+                assert not any(word in " ".join(content_words(text)) for text in rest_of_the_page(relation)), question
 
 
 def test_there_are_more_names_than_the_world_needs() -> None:
