@@ -19,7 +19,7 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,25 +53,24 @@ CREATE VIRTUAL TABLE trigrams USING fts5(title, content='', tokenize='trigram');
 def build_wiki(pages: Iterable[Page], path: Path) -> int:
     """Write the encyclopedia of ``pages`` to ``path``, complete or not at all; returns how many there are.
 
-    Of several pages with the same title, the first one counts. Raises DataError when there is none.
+    Of several pages with the same title, the first one counts. Raises DataError when there is none,
+    or when the file cannot be written.
     """
     _require_fts5()
     partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    database = sqlite3.connect(partial)
     try:
-        database.executescript(_SCHEMA)
-        with database:
-            count = _fill(database, pages)
-        database.execute("INSERT INTO words(words) VALUES ('optimize')")
-        database.execute("INSERT INTO trigrams(trigrams) VALUES ('optimize')")
-        database.commit()
-        database.close()
-        partial.replace(path)
-    finally:
-        database.close()
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)
+        with closing(sqlite3.connect(partial)) as database:
+            database.executescript(_SCHEMA)
+            count = _fill(database, pages)
+            database.commit()
+        partial.replace(path)
+    except (OSError, sqlite3.Error) as error:
+        raise DataError(f"the encyclopedia {path} cannot be written: {error}") from error
+    finally:
+        if partial.exists():
+            partial.unlink()
     return count
 
 
@@ -93,6 +92,8 @@ def _fill(database: sqlite3.Connection, pages: Iterable[Page]) -> int:
         raise DataError("the corpus holds no page")
     about = f"{len(titles):,} pages, sha256 {digest.hexdigest()[:12]}"
     database.execute("INSERT INTO about VALUES (?)", (about,))
+    for index in ("words", "trigrams"):
+        database.execute(f"INSERT INTO {index}({index}) VALUES ('optimize')")
     return len(titles)
 
 
