@@ -114,7 +114,7 @@ class Oracle:
         if stop is not self._open:
             return _Plan(f"I need to read about {stop.name}.", "search", stop.title, stop)
         keyword, _ = self._keyword(stop, stop.unread[0])
-        return _Plan(f"The page on {stop.name} must say more about {keyword}.", "lookup", keyword, stop)
+        return _Plan(f"I look up {keyword} on the page about {stop.name}.", "lookup", keyword, stop)
 
     def _steps_needed(self) -> int:
         """Steps that the plan takes from here if no page is open."""
@@ -150,7 +150,7 @@ class Oracle:
             text = " ".join(self._open.page.sentences).casefold()
             missing = [word for word in content_words(self.question.question) if word not in text]
             if missing:
-                yield _Plan(f"Perhaps the page says something about {missing[0]}.", "lookup", missing[0])
+                yield _Plan(f"Perhaps the page says more about {missing[0]}.", "lookup", missing[0])
 
     def _route(self) -> Sequence[_Stop]:
         """The supporting pages in the order in which they are read."""

@@ -158,10 +158,15 @@ def _read_questions(path: Path, _modified: int) -> Mapping[str, Question]:
 
 def _question(record: Mapping[str, Any]) -> Question:
     facts = tuple((title, sentence) for title, sentence in record["supporting_facts"])
-    question = Question(
-        record["_id"], record["question"], record["answer"], record["type"], record.get("level", "hard"), facts
+    question = Question(record["_id"], record["question"], record["answer"], record["type"], record["level"], facts)
+    strings = (
+        question.id,
+        question.question,
+        question.answer,
+        question.type,
+        question.level,
+        *(title for title, _ in facts),
     )
-    strings = (question.id, question.question, question.answer, question.type, *(title for title, _ in facts))
     if not all(isinstance(string, str) for string in strings) or not all(isinstance(i, int) for _, i in facts):
         raise TypeError("a field is not of the type that it should be")
     return question

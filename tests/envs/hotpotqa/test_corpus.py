@@ -76,7 +76,7 @@ def test_damaged_archives_are_named(tmp_path: Path) -> None:
     whole: list[dict[str, Any]] = [{"title": str(i), "sentences": [str(i * i)]} for i in range(1000)]
     path = write_lines(tmp_path / "corpus.jsonl.gz", whole)
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(DataError, match="corpus.jsonl.gz cannot be read after record"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl\.gz cannot be read after record"):
         list(read_pages([path]))
     path.write_bytes(gzip.compress(b"x")[:5])
     with pytest.raises(DataError, match="after record 0"):

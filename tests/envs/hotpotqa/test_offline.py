@@ -81,10 +81,43 @@ def test_names_in_a_text_are_recognised(wiki: OfflineWikipedia) -> None:
 
 
 HOSTILE = [
-    "", " ", "x" * 100_000, '"', "'", "don't", "foo-bar", "NEAR(a b)", "C++", "title:x", "a AND", "OR", "NOT x", "*", "^a",
-    "{a b}: c", "%", "_", "'; DROP TABLE page; --", "../../etc/passwd", "\0", "\ud800", "\u202e", "東京", "🫖" * 500, "(", "a\nb",
-    "[]", "AT&T", "''''", '""', "a" * 2 + '"' + "b" * 2, "\u00aa\u00b2\u2160", "1e999", "NULL", "x'41'",
-]  # fmt: skip
+    "",
+    " ",
+    "x" * 100_000,
+    '"',
+    "'",
+    "don't",
+    "foo-bar",
+    "NEAR(a b)",
+    "C++",
+    "title:x",
+    "a AND",
+    "OR",
+    "NOT x",
+    "*",
+    "^a",
+    "{a b}: c",
+    "%",
+    "_",
+    "'; DROP TABLE page; --",
+    "../../etc/passwd",
+    "\0",
+    "\ud800",
+    "\u202e",
+    "東京",
+    "🫖" * 500,
+    "(",
+    "a\nb",
+    "[]",
+    "AT&T",
+    "''''",
+    '""',
+    "a" * 2 + '"' + "b" * 2,
+    "\u00aa\u00b2\u2160",
+    "1e999",
+    "NULL",
+    "x'41'",
+]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
