@@ -271,8 +271,8 @@ def _open_encyclopedia(
     if wikipedia == "offline":
         return open_pages(source, wiki_file)
     if wikipedia == "live":
+        from agentgym_tlm.assets import cache_folder
         from agentgym_tlm.envs.hotpotqa.live import LiveWikipedia
-        from agentgym_tlm.policies.smollm2 import cache_folder
 
         return LiveWikipedia(contact, cache_folder() / "wikipedia.sqlite" if cache_file is None else Path(cache_file))
     if isinstance(wikipedia, str):
