@@ -192,6 +192,7 @@ class HotpotQAEnv(TextEnv):
     def version(self) -> dict[str, str]:
         return {
             "agentgym_tlm": __version__,
+            "engine": "hotpotqa",
             "data": self.manifest.source,
             "wikipedia": self.encyclopedia.description,
             "protocol": self.protocol,

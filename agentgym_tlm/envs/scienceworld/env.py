@@ -44,7 +44,7 @@ class ScienceWorldEnv(TextEnv):
 
     ## Action Space
     Text. Any string is accepted: what counts is whether the simulator's parser understands it, not whether it is in the
-    list of valid actions, which misses some that work (allenai/ScienceWorld#48). ``info["parse_status"]`` is ``ok``,
+    list of valid actions, which misses some that work (allenai/ScienceWorld#48) and has some that do not. ``info["parse_status"]`` is ``ok``,
     ``unknown``, ``ambiguous``, or ``java_error`` (a part of the simulator failed; its text may be in the observation),
     and ``info["action_valid"]`` is whether it is ``ok``. Case, articles, control characters, surrounding quotes and a
     final period do not matter. ``help`` lists the forms of actions, ``objects`` what can be named, ``task`` the task.
@@ -345,10 +345,12 @@ def _task_ids(
         if wrong := sorted(number for number in variations or () if not 0 <= number <= last):
             raise ConfigError(f"{name} has the variations 0 to {last}, not {', '.join(map(str, wrong))}")
     task_ids = tuple(
-        f"{name}/{number}"
-        for name in names
-        for number in protocol.choose(name, split)
-        if variations is None or number in variations
+        sorted(
+            f"{name}/{number}"
+            for name in names
+            for number in protocol.choose(name, split)
+            if variations is None or number in variations
+        )
     )
     if not task_ids:
         raise ConfigError(f"the split {split!r} of protocol {protocol.name!r} has none of these tasks and variations")
