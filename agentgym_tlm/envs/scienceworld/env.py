@@ -44,9 +44,10 @@ class ScienceWorldEnv(TextEnv):
 
     ## Action Space
     Text. Any string is accepted: what counts is whether the simulator's parser understands it, not whether it is in the
-    list of valid actions, which misses some that work (allenai/ScienceWorld#48) and has some that do not. ``info["parse_status"]`` is ``ok``,
-    ``unknown``, ``ambiguous``, or ``java_error`` (a part of the simulator failed; its text may be in the observation),
-    and ``info["action_valid"]`` is whether it is ``ok``. Case, articles, control characters, surrounding quotes and a
+    list of valid actions, which misses some that work (allenai/ScienceWorld#48) and has some that do not.
+    ``info["parse_status"]`` is ``ok``, ``unknown``, ``ambiguous``, or ``java_error`` (a part of the simulator failed;
+    its text may be in the observation), and ``info["action_valid"]`` is whether it is ``ok``. Case, articles, control
+    characters, surrounding quotes and a
     final period do not matter. ``help`` lists the forms of actions, ``objects`` what can be named, ``task`` the task.
     ``reset task``, with which the simulator lets a failed agent go on, is unknown here. ``use X on Y`` always needs two
     things. Doors go by ``kitchen door`` and ``door to kitchen`` alike.
