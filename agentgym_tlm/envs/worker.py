@@ -119,8 +119,9 @@ class WorkerPool:
 
     def _tell(self, messages: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         results = self._exchange(messages)
-        if len(self._workers) < len(self._slots):
-            raise EnvironmentFailureError("; ".join(dict.fromkeys(failure.message for failure in self._lost.values())))
+        for index in range(len(self._slots)):  # which is also the worker's first slot
+            if index not in self._workers:
+                raise EnvironmentFailureError(self._lost[index].message)
         return results
 
     def _require_all(self) -> None:
