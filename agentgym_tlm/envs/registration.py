@@ -26,10 +26,11 @@ class TextEnvSpec(EnvSpec):
         )
 
 
-def register(env_id: str, entry_point: str, max_episode_steps: int) -> None:
+def register(env_id: str, entry_point: str, max_episode_steps: int | None) -> None:
     """Add a :class:`~agentgym_tlm.envs.base.TextEnv` to Gymnasium's registry, unless it is there already.
 
-    ``entry_point`` is the class as ``module:name``, imported when the first environment is made.
+    ``entry_point`` is the class as ``module:name``, imported when the first environment is made. ``max_episode_steps``
+    is what ``gym.make`` sets unless it is told otherwise; None where the environment has a limit for each task.
     """
     if env_id not in gymnasium.registry:
         gymnasium.registry[env_id] = TextEnvSpec(
