@@ -225,7 +225,7 @@ class _Worker:
         self._process.join(1.0)
         message = f"{self.name} died with exit code {self._process.exitcode} at {self._command!r}"
         if self._command == "start":
-            message += "; a script that starts workers must do it under `if __name__ == '__main__':`"
+            message += "; it imports the script, which must be a file and act only under `if __name__ == '__main__':`"
         return Failure(message)
 
     def leave(self) -> None:
