@@ -277,7 +277,9 @@ def test_slots_of_one_worker_are_lost_together() -> None:
     assert infos["stop_reason"].tolist() == [None, None, "env_error"]
     worker = int(worker_pids(envs)[0])
     os.kill(worker, signal.SIGKILL)
-    next(child for child in multiprocessing.active_children() if child.pid == worker).join()
+    for child in multiprocessing.active_children():
+        if child.pid == worker:
+            child.join()
     assert envs.step(["look"] * 3)[4]["stop_reason"].tolist() == ["env_error"] * 3
     assert envs.reset()[1]["stop_reason"].tolist() == [None] * 3
     envs.close()
