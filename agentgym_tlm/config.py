@@ -35,14 +35,15 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str) -> T:
     """Options from the command line, with the defaults of ``--config FILE.yaml`` where it is given.
 
     A group of options that may be None is switched on by giving any of its options. If ``options`` has a class method
-    ``for_policy``, the defaults are what that makes of the ``policy`` option. Exits as argparse does: 0 after
-    ``--help``, 2 for an option that cannot be understood. Raises ConfigError for a file that cannot.
+    ``defaults_for``, the defaults are what that makes of the options ``policy`` and ``env``. Exits as argparse does: 0
+    after ``--help``, 2 for an option that cannot be understood. Raises ConfigError for a file that cannot.
     """
     default: Any = options()
     path = _value(argv, "config")
-    for_policy = getattr(options, "for_policy", None)
-    if for_policy is not None:
-        default = for_policy(_value(argv, "policy") or (load(default, Path(path)) if path else default).policy)
+    defaults_for = getattr(options, "defaults_for", None)
+    if defaults_for is not None:
+        chosen = load(default, Path(path)) if path else default
+        default = defaults_for(_value(argv, "policy") or chosen.policy, _value(argv, "env") or chosen.envs.env)
     if path:
         default = load(default, Path(path))
     given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word.startswith("--")}

@@ -135,7 +135,7 @@ def results_table(results: Sequence[EvalResult]) -> Table:
     table.add_column("policy", no_wrap=True)
     table.add_column("split", no_wrap=True)
     table.add_column("success %\n[95% CI]", justify="right", no_wrap=True)
-    for heading in ("won /\nepisodes", "mean\nturns", "invalid\nactions %"):
+    for heading in ("mean\nscore", "n", "mean\nturns", "invalid\nturns %"):
         table.add_column(heading, justify="right")
     errors = any(result.env_errors for result in results)
     if errors:
@@ -145,7 +145,8 @@ def results_table(results: Sequence[EvalResult]) -> Table:
             result.label or result.policy,
             result.split,
             str(result.success),
-            f"{result.success.successes} / {result.success.n}",
+            f"{100 * result.mean_score:.1f}",
+            str(result.success.n),
             f"{result.mean_turns:.1f}",
             f"{100 * result.invalid_action_rate:.1f}",
         ]

@@ -98,13 +98,15 @@ def test_results_survive_the_disk(tmp_path: Path) -> None:
     assert record["success_interval_95"] == pytest.approx(list(wilson_interval(1, 2)))
 
 
-def test_table_shows_interval_and_counts() -> None:
+def test_table_shows_interval_score_and_count() -> None:
+    """Success alone says little where an environment gives partial scores."""
+    episodes = [episode(won=True), episode()]
+    episodes[0].score, episodes[1].score = 1.0, 0.4
     console = Console(width=160, record=True, file=None, quiet=False)
     with console.capture() as capture:
-        console.print(results_table([EvalResult.of([episode(won=True), episode()], label="SFT")]))
-    text = capture.get()
-    assert "50.0 [9.5, 90.5]" in text
-    assert "1 / 2" in text
+        console.print(results_table([EvalResult.of(episodes, label="SFT")]))
+    row = [cell.strip() for cell in capture.get().splitlines()[-2].split("│")]
+    assert row[1:6] == ["SFT", "valid_seen", "50.0 [9.5, 90.5]", "70.0", "2"]
 
 
 def test_success_is_shown_for_every_task_type() -> None:

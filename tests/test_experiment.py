@@ -17,9 +17,10 @@ from agentgym_tlm.config import load
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError
 from agentgym_tlm.evaluate import EvalResult, read_results
-from agentgym_tlm.experiment import EvaluationArguments, Experiment, ExperimentConfig, ExpertArguments, TinyArguments
+from agentgym_tlm.experiment import Experiment
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.progress import rollout_progress, training_progress
+from agentgym_tlm.recipes import EvaluationArguments, ExperimentConfig, ExpertArguments, TinyArguments
 from agentgym_tlm.trajectory import read_trajectories
 
 
@@ -31,7 +32,7 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def small(output_dir: Path) -> ExperimentConfig:
     """The defaults for ``tiny``, shrunk to seconds."""
-    config = ExperimentConfig.for_policy("tiny")
+    config = ExperimentConfig.defaults_for("tiny", "ALFWorld-v0")
     return replace(
         config,
         output_dir=output_dir,

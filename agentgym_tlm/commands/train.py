@@ -9,8 +9,9 @@ from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from agentgym_tlm.evaluate import results_table
-from agentgym_tlm.experiment import Experiment, ExperimentConfig
+from agentgym_tlm.experiment import Experiment
 from agentgym_tlm.progress import rollout_progress, training_progress
+from agentgym_tlm.recipes import ExperimentConfig
 
 
 @dataclass(frozen=True, kw_only=True)

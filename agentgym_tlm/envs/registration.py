@@ -29,8 +29,8 @@ class TextEnvSpec(EnvSpec):
 def register(env_id: str, entry_point: str, max_episode_steps: int | None) -> None:
     """Add a :class:`~agentgym_tlm.envs.base.TextEnv` to Gymnasium's registry, unless it is there already.
 
-    ``entry_point`` is the class as ``module:name``, imported when the first environment is made. ``max_episode_steps``
-    is what ``gym.make`` sets unless it is told otherwise; None where the environment has a limit for each task.
+    ``entry_point`` is the class as ``module:name``, imported when the first environment is made. The environment itself
+    says where an episode ends when ``max_episode_steps`` is None.
     """
     if env_id not in gymnasium.registry:
         gymnasium.registry[env_id] = TextEnvSpec(

@@ -31,8 +31,8 @@ INFO_TYPES = {
     "action_valid": bool,
 }
 NONSENSE = "flimmer the quux"
-LISTS_HIDDEN_THINGS = ("ScienceWorld-v0",)
-"""The simulator's own list has commands for things in closed containers, which it then does not know."""
+LONG = 1_000_000
+"""More steps than any test plays; ScienceWorld takes a missing limit for its tasks' own."""
 Make = Callable[..., TextEnv]
 
 
@@ -122,10 +122,10 @@ def test_info_has_the_same_keys_and_types_everywhere(make: Make) -> None:
 
 
 def test_manifest_names_the_tasks_in_a_fixed_order(env_id: str, make: Make) -> None:
-    """An evaluation says exactly what it ran: each id is there once, in the same order everywhere, under one hash."""
+    """An evaluation says exactly what it ran: ids are sorted, each there once, and the hash is that of all of them."""
     manifest = make().manifest
-    assert len(set(manifest)) == len(manifest) > 0
-    assert make().manifest.task_ids == manifest.task_ids
+    assert list(manifest) == sorted(set(manifest))
+    assert len(manifest) > 0
     assert manifest.env_id == env_id
     assert manifest.source
     assert make().manifest.sha256 == manifest.sha256
@@ -164,14 +164,13 @@ def test_running_out_of_steps_is_truncation_and_never_success(env_id: str, make:
     """Both in the flags and in the stop reason; afterwards nothing can be played but a reset."""
     env = make() if limit is None else make(max_episode_steps=limit)
     env.reset(seed=0)
-    steps, truncated = 0, False
-    while not truncated:
-        _, _, terminated, truncated, info = env.step(NONSENSE)
-        steps += 1
-        assert terminated is False
-        assert info["stop_reason"] == ("max_steps" if truncated else None)
-    assert info["won"] is False
-    assert steps == (limit or gym.spec(env_id).max_episode_steps or steps)
+    outcomes = [env.step(NONSENSE)]
+    while not outcomes[-1][3] and len(outcomes) < 1000:
+        outcomes.append(env.step(NONSENSE))
+    own_limit = gym.spec(env_id).max_episode_steps
+    assert len(outcomes) == (limit or own_limit or len(outcomes)) < 1000
+    _, _, terminated, _, info = outcomes[-1]
+    assert (terminated, info["won"], info["stop_reason"]) == (False, False, "max_steps")
     with pytest.raises(gym.error.ResetNeeded, match="max_steps"):
         env.step(NONSENSE)
     assert env.reset(seed=0)[1]["stop_reason"] is None
@@ -179,18 +178,17 @@ def test_running_out_of_steps_is_truncation_and_never_success(env_id: str, make:
 
 
 def test_step_limit_can_be_lifted(env_id: str, make: Make) -> None:
-    """Long episodes on request."""
+    """Long episodes on request: -1 means no limit to Gymnasium."""
     limit = gym.spec(env_id).max_episode_steps
-    if limit is None:
-        pytest.skip(f"{env_id} has a limit for each task")
-    env = make(max_episode_steps=-1)
+    env = make(max_episode_steps=LONG if limit is None else -1)
     env.reset(seed=0)
-    assert not any(truncated for *_, truncated, _ in (env.step(NONSENSE) for _ in range(limit + 5)))
+    steps = (limit or 100) + 5
+    assert not any(truncated for *_, truncated, _ in (env.step(NONSENSE) for _ in range(steps)))
 
 
 def test_winning_on_the_last_step_is_won(make: Make) -> None:
     """A win at the step limit is a win, and ends the episode."""
-    actions = play_expert(make(max_episode_steps=-1), seed=0)
+    actions = play_expert(make(max_episode_steps=LONG), seed=0)
     env = make(max_episode_steps=len(actions))
     env.reset(seed=0)
     *_, (_, reward, terminated, truncated, info) = [env.step(action) for action in actions]
@@ -219,12 +217,12 @@ def test_nothing_can_be_asked_before_reset_or_after_close(make: Make, call: str)
         ask()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_snapshot_goes_back_to_the_same_point(make: Make, share: float) -> None:
-    """Search and resume: state, text and info, in this environment or another, even pickled; also after the end."""
-    env, other = make(max_episode_steps=6), make(max_episode_steps=6)
-    actions = play_expert(env, seed=7)
-    at = int(share * len(actions))
+@pytest.mark.parametrize("at", [0, 1])
+def test_snapshot_goes_back_to_the_same_point(make: Make, at: int) -> None:
+    """Search and resume: state, step count, text and info, in this environment or another, even pickled."""
+    limit = 6
+    env, other = make(max_episode_steps=limit), make(max_episode_steps=limit)
+    actions = play_expert(env, seed=7, steps=limit)
     observation, info = env.reset(seed=7)
     for action in actions[:at]:
         observation, *_, info = env.step(action)
@@ -233,21 +231,13 @@ def test_snapshot_goes_back_to_the_same_point(make: Make, share: float) -> None:
     for player in (env, other):
         assert player.restore(snapshot) == (observation, info)
         assert [player.step(action) for action in actions[at:]] == future
+        player.restore(snapshot)
+        outcomes = [player.step(NONSENSE) for _ in range(limit - at)]
+        assert [truncated for *_, truncated, _ in outcomes] == [False] * (limit - at - 1) + [True]
     over = env.snapshot()
-    assert other.restore(over)[1] == future[-1][4]
+    assert other.restore(over)[1]["stop_reason"] == "max_steps"
     with pytest.raises(gym.error.ResetNeeded):
         other.step(NONSENSE)
-
-
-def test_snapshot_keeps_the_step_count(make: Make) -> None:
-    """Going back gives back the steps, too, and no more than those."""
-    env, other = make(max_episode_steps=4), make(max_episode_steps=4)
-    env.reset(seed=0)
-    env.step(NONSENSE)
-    snapshot = env.snapshot()
-    for player in (env, other):
-        player.restore(snapshot)
-        assert [player.step(NONSENSE)[3] for _ in range(3)] == [False, False, True]
 
 
 def test_version_names_what_the_episode_ran_on(make: Make) -> None:
@@ -260,7 +250,7 @@ def test_version_names_what_the_episode_ran_on(make: Make) -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 def test_expert_wins_and_recovers_from_mistakes(make: Make, noise: float) -> None:
     """It is what fine-tuning imitates: it plays by what it is told, also after the slips that teach recovery."""
-    env = make(max_episode_steps=-1)
+    env = make(max_episode_steps=LONG)
     for seed in range(3):
         rng = np.random.default_rng(seed)
         observation, info = env.reset(seed=seed)
@@ -277,7 +267,10 @@ def test_expert_wins_and_recovers_from_mistakes(make: Make, noise: float) -> Non
 
 
 def test_admissible_commands_come_only_on_request_and_are_possible(env_id: str, make: Make) -> None:
-    """Listing them can cost more than the step, so it is a choice; whoever picks one of them has made a valid move."""
+    """Listing them can cost more than the step, so it is a choice; whoever picks one of them has made a valid move.
+
+    But for ScienceWorld, whose simulator proposes things that it then says it does not know.
+    """
     plain, listing = make(), make(admissible_commands=True)
     assert "admissible_commands" not in plain.reset(seed=0)[1]
     _, info = listing.reset(seed=0)
@@ -291,7 +284,7 @@ def test_admissible_commands_come_only_on_request_and_are_possible(env_id: str, 
         assert commands == sorted(set(commands))
         command = commands[int(rng.integers(len(commands)))]
         *_, info = listing.step(command)
-        assert info["action_valid"] or env_id in LISTS_HIDDEN_THINGS, command
+        assert info["action_valid"] or env_id == "ScienceWorld-v0", command
 
 
 @pytest.mark.filterwarnings("ignore:.*rgb_array")
@@ -326,7 +319,7 @@ def test_actions_that_are_no_strings_are_refused(make: Make, action: Any) -> Non
 @pytest.fixture(scope="module")
 def shared_env(env_id: str) -> Iterator[TextEnv]:
     """One environment for many examples."""
-    env = text_env(gym.make(env_id))
+    env = text_env(gym.make(env_id, max_episode_steps=LONG))
     env.reset(seed=0)
     yield env
     env.close()
@@ -354,10 +347,10 @@ PIECES = (
 @given(action=st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=8).map("".join)))
 def test_any_string_is_answered(shared_env: TextEnv, action: str) -> None:
     """What models write never raises."""
-    observation, _, terminated, truncated, info = shared_env.step(action)
+    observation, _, terminated, _, info = shared_env.step(action)
     assert isinstance(observation, str)
     assert type(info["action_valid"]) is bool
-    if terminated or truncated:
+    if terminated:
         shared_env.reset(seed=0)
 
 

@@ -1,0 +1,194 @@
+"""The scripted expert: it knows the supporting facts, and plays so as to read each of them before it answers.
+
+It searches the supporting pages one after another, a page that the question names first, and looks up the facts that
+stand too far down to be shown by the search. Its thoughts restate what was found and say what is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agentgym_tlm.envs.hotpotqa.question import Page, Question
+from agentgym_tlm.envs.hotpotqa.rules import HEAD_SENTENCES, Protocol, content_words, page_head, without_explanation
+from agentgym_tlm.envs.hotpotqa.wiki import Encyclopedia, Suggestions, clean_title
+
+_QUOTED_WORDS = 30
+"""Of a fact, in a thought."""
+
+
+@dataclass
+class _Stop:
+    """A supporting page, and the facts on it that are still to be read."""
+
+    title: str
+    page: Page | None
+    unread: list[int]
+    visited: bool = False
+
+    @property
+    def name(self) -> str:
+        return without_explanation(self.title)
+
+
+@dataclass
+class _Plan:
+    """What to do next: thought, action, and the page that is open afterwards if all goes well."""
+
+    thought: str
+    kind: str
+    argument: str
+    stop: _Stop | None = None
+
+
+@dataclass
+class Oracle:
+    """Plays one episode of ``question``; wins whenever ``max_steps`` allow an answer at all."""
+
+    question: Question
+    encyclopedia: Encyclopedia
+    protocol: Protocol = "react"
+    max_steps: int | None = None
+    _steps: int = 0
+    _stops: list[_Stop] | None = None
+    _open: _Stop | None = None
+    _pending: _Stop | None = None
+    _searching: bool = False
+    _news: list[str] = field(default_factory=list)
+
+    def act(self, observation: str) -> tuple[str, str]:
+        """Thought and action."""
+        self._take_in(observation)
+        plan = self._plan()
+        thought = " ".join([*self._news, plan.thought])
+        self._news = []
+        return thought, self._do(plan.kind, plan.argument, plan.stop)
+
+    def mistake(self, observation: str, rng: np.random.Generator) -> tuple[str, str] | None:
+        """A misspelt title, a page that does not help, or a keyword that the page lacks; None if steps are short."""
+        self._take_in(observation)
+        if self.max_steps is not None and self.max_steps - self._steps < self._steps_needed() + 2:
+            return None
+        options = list(self._mistakes(rng))
+        if not options:
+            return None
+        plan = options[int(rng.integers(len(options)))]
+        self._news.append("That does not help.")
+        return plan.thought, self._do(plan.kind, plan.argument, None)
+
+    def _do(self, kind: str, argument: str, stop: _Stop | None) -> str:
+        self._steps += 1
+        self._searching, self._pending = kind == "search", stop
+        if self._searching:
+            self._open = None
+        return f"{kind.capitalize() if self.protocol == 'react' else kind}[{argument}]"
+
+    def _take_in(self, observation: str) -> None:
+        """Mark what the newest observation shows. Seeing it twice changes nothing."""
+        stop, self._pending = self._pending, None
+        if stop is not None and self._searching:
+            stop.visited = True
+            shown = self.protocol == "nat" or (stop.page is not None and observation == page_head(stop.page))
+            self._open = stop if shown else None
+            if not shown or self.protocol == "nat":
+                self._read(stop, observation)
+                stop.unread = []
+        for each in self._route():
+            self._read(each, observation)
+
+    def _read(self, stop: _Stop, observation: str) -> None:
+        for fact in list(stop.unread):
+            sentence = _sentence(stop, fact)
+            if sentence in observation:
+                stop.unread.remove(fact)
+                words = sentence.split()
+                self._news.append(" ".join(words[:_QUOTED_WORDS]) + ("..." if len(words) > _QUOTED_WORDS else ""))
+
+    def _plan(self) -> _Plan:
+        stop = next((each for each in self._route() if each.unread or not each.visited), None)
+        if stop is None or (self.max_steps is not None and self.max_steps - self._steps <= 1):
+            return _Plan(f"So the answer is {self.question.answer}.", "finish", self.question.answer)
+        if stop is not self._open:
+            return _Plan(f"I need to read about {stop.name}.", "search", stop.title, stop)
+        keyword, _ = self._keyword(stop, stop.unread[0])
+        return _Plan(f"I look up {keyword} on the page about {stop.name}.", "lookup", keyword, stop)
+
+    def _steps_needed(self) -> int:
+        """Steps that the plan takes from here if no page is open."""
+        todo = [stop for stop in self._route() if stop.unread or not stop.visited]
+        return 1 + sum(1 + sum(self._keyword(stop, fact)[1] for fact in stop.unread) for stop in todo)
+
+    def _keyword(self, stop: _Stop, fact: int) -> tuple[str, int]:
+        """What to look up to see a fact, and how many times; 0 times if the search shows it.
+
+        Of the question's words that the sentence contains, the one that comes to it first; if it contains none, a word
+        of the sentence.
+        """
+        assert stop.page is not None
+        if fact < HEAD_SENTENCES:
+            return "", 0
+        sentence = _sentence(stop, fact).casefold()
+        words = [word for word in content_words(self.question.question) if word in sentence]
+        ranks = {word: _result(stop.page, word, fact) for word in words or content_words(sentence)}
+        best = min(ranks, key=ranks.__getitem__)
+        return best, ranks[best]
+
+    def _mistakes(self, rng: np.random.Generator) -> Iterator[_Plan]:
+        plan = self._plan()
+        if plan.kind == "search" and plan.stop is not None:
+            wrong = _misspelt(plan.argument, rng)
+            found = self.encyclopedia.search(wrong)
+            if isinstance(found, Suggestions):
+                yield _Plan(f"I need to read about {without_explanation(wrong)}.", "search", wrong)
+                titles = [title for title in found.titles if title not in {stop.title for stop in self._route()}]
+                if titles:
+                    yield _Plan(f"Perhaps {without_explanation(titles[0])} has to do with it.", "search", titles[0])
+        if self._open is not None and self._open.page is not None and self.protocol == "react":
+            text = " ".join(self._open.page.sentences).casefold()
+            missing = [word for word in content_words(self.question.question) if word not in text]
+            if missing:
+                yield _Plan(f"Perhaps the page says more about {missing[0]}.", "lookup", missing[0])
+
+    def _route(self) -> Sequence[_Stop]:
+        """The supporting pages in the order in which they are read."""
+        if self._stops is None:
+            facts: dict[str, list[int]] = {}
+            for title, number in self.question.supporting_facts:
+                facts.setdefault(clean_title(title), []).append(number)
+            stops = [self._stop(title, numbers) for title, numbers in facts.items()]
+            self._stops = sorted(stops, key=self._distance)
+        return self._stops
+
+    def _stop(self, title: str, facts: list[int]) -> _Stop:
+        found = self.encyclopedia.search(title)
+        if not isinstance(found, Page):
+            return _Stop(title, None, [])
+        known = [fact for fact in sorted(set(facts)) if fact < len(found.sentences) and found.sentences[fact].strip()]
+        return _Stop(title, found, known)
+
+    def _distance(self, stop: _Stop) -> tuple[int, bool]:
+        """Where the question names the page, then those that it does not name; those that hold the answer last."""
+        question, name = self.question.question.casefold(), stop.name.casefold()
+        at = question.find(name)
+        text = " ".join([stop.title, *(_sentence(stop, fact) for fact in stop.unread)]).casefold()
+        return at if at >= 0 else len(question), self.question.answer.casefold() in text
+
+
+def _sentence(stop: _Stop, fact: int) -> str:
+    assert stop.page is not None
+    return stop.page.sentences[fact].strip()
+
+
+def _result(page: Page, keyword: str, sentence: int) -> int:
+    """Which of the results for ``keyword`` a sentence is, counted from 1."""
+    return sum(keyword in each.casefold() for each in page.sentences[: sentence + 1])
+
+
+def _misspelt(title: str, rng: np.random.Generator) -> str:
+    """``title`` without one of its letters."""
+    letters = [match.start() for match in re.finditer(r"\w", title)]
+    at = letters[int(rng.integers(len(letters)))] if letters else 0
+    return title[:at] + title[at + 1 :]

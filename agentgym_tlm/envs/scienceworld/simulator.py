@@ -1,0 +1,317 @@
+"""Many worlds in one Java process, each as if it were alone.
+
+ScienceWorld's own wrapper starts a Java process per environment and lists all possible actions at every step; together
+that makes it about ten times slower and, for eight environments, fifteen times larger than this. Here a world is one
+object of the simulator (its ``AgentInterface``). Three things are shared by all worlds of a process and are put in
+order whenever another world than the last one is called:
+
+1. the counter of object ids and the state of the random number generator are saved and restored;
+2. the simplifications are set again where they differ.
+
+(There is a fourth, the table of object types, which is only read.) A world is loaded by ``load`` alone. The
+simulator's ``reset`` is never used: it loads everything once more and, after a gold path has been asked for, also makes
+the gold path of every later task, which takes seconds. The 10 MB that a load leaves behind are there once, not once per
+world.
+
+With ``deterministic=True`` the same calls on a world give the same results to the letter in every process, on every
+Java tried (17 and 25), whatever other worlds do. Otherwise the order in which things are listed, and now and then what
+happens, differs from run to run, as it does with the stock simulator (allenai/ScienceWorld#33).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentgym_tlm.envs.scienceworld.java import gateway_jar, simulator_jar
+from agentgym_tlm.envs.scienceworld.jvm import Call, JavaError, Jvm, Ref
+from agentgym_tlm.errors import EnvironmentFailureError
+
+NO_MATCH = "No known action matches that input."
+UNKNOWN_ACTION = (
+    "Unknown action.  Type 'help' for a list of actions, and 'objects' for a list of possible object referents."
+)
+"""What the simulator's front says when the world says nothing."""
+FRONT_WORDS = ("help", "objects", "task")
+"""What the simulator's front answers without asking the world; free of time, as are ``look`` and ``inventory``."""
+
+_IDS = Ref("z:util.UniqueIdentifier")
+_SIMPLIFIER = Ref("z:main.scala.scienceworld.runtime.SimplifierProcessor")
+_STRING = Ref("z:java.lang.String")
+_CLASS = Ref("z:java.lang.Class")
+_SCRAMBLE = 0x5DEECE66D
+"""``java.util.Random.setSeed`` stores its argument xor this."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a world shows after an action. ``score`` is the simulator's, from -100 to 100; ``moves`` its clock."""
+
+    observation: str
+    score: int
+    completed: bool
+    moves: int
+    look: str
+    inventory: str
+    ambiguous: bool
+    """The observation asks which of several readings of the action is meant."""
+    crashed: bool
+    """The action made the simulator's parser raise an exception; nothing was done."""
+
+
+@dataclass(eq=False)
+class World:
+    """A task being played in a :class:`Simulator`: names of its objects in Java, which live as long as this does."""
+
+    description: str
+    """The task, in the simulator's words."""
+    simplifications: str
+    option: Ref
+    agent: Ref
+    goals: Ref
+    parser: Ref
+    shared: tuple[int, int] = (0, 0)
+    """Object counter and random state, as they were when another world was called after this one."""
+
+
+class Simulator:
+    """The simulator in a Java process of its own. Threads may share it; it does one thing at a time.
+
+    Raises EnvironmentFailureError when Java does not start. Every method does so, and ends the process, when Java is
+    gone, gives no answer for ``timeout`` seconds, or belongs to the process from which this one was forked.
+    """
+
+    def __init__(self, java: str, *, deterministic: bool, timeout: float) -> None:
+        self._timeout = timeout
+        self._lock = threading.RLock()
+        self._owner = os.getpid()
+        self._failure: str | None = None
+        self._garbage: deque[Ref] = deque()
+        self._current: World | None = None
+        self._simplifications: str | None = None
+        jar = simulator_jar()
+        self._jvm = Jvm(java, [gateway_jar(), jar], jar.parent, deterministic=deterministic)
+        self._finalizer = weakref.finalize(self, self._jvm.close)
+        try:
+            self._prepare()
+        except JavaError as error:
+            self.close()
+            raise EnvironmentFailureError(f"the simulator does not start: {error}") from error
+
+    @property
+    def pid(self) -> int:
+        """Of the Java process."""
+        return self._jvm.pid
+
+    @property
+    def usable(self) -> bool:
+        """Whether worlds can be loaded and played here and now."""
+        return self._failure is None and self._owner == os.getpid() and self._jvm.running
+
+    def load(self, task: str, variation: int, simplifications: str) -> World:
+        """A new world, in which nothing has happened yet; ``simplifications`` are names with commas."""
+        with self._lock:
+            self._load(task, variation, simplifications, gold=False)
+            option = self._call(self._front, "agentInterface")
+            agent = self._call(option, "get")
+            task_ref, parser, description = self._batch(
+                [Call(agent, "task"), Call(agent, "inputParser"), Call(agent, "getTaskDescription")]
+            )
+            goals = self._call(task_ref, "goalSequence")
+            self._garbage.append(task_ref)
+            world = World(description, simplifications, option, agent, goals, parser)
+            weakref.finalize(world, self._garbage.extend, (option, agent, goals, parser)).atexit = False
+            self._current = world
+            return world
+
+    def step(self, world: World, action: str) -> State:
+        """Perform an action in a world, or ask one of ``FRONT_WORDS``. Any string is answered."""
+        seen = [
+            Call(world.goals, "score"),
+            Call(world.goals, "isCompleted"),
+            Call(world.agent, "getCurIterations"),
+            Call(world.agent, "freeActionLook"),
+            Call(world.agent, "freeActionInventory"),
+            Call(world.parser, "isInAmbiguousState"),
+            Call(world.agent, "isInErrorState"),
+        ]
+        crashed = False
+        with self._lock:
+            self._enter(world)
+            try:
+                if action.strip().lower() in FRONT_WORDS:
+                    _, answer, *values = self._batch([self._facing(world), Call(self._front, "step", (action,)), *seen])
+                else:
+                    result, *values = self._batch([Call(world.agent, "step", (action,)), *seen])
+                    answer = self._call(result, "_1")
+                    self._garbage.append(result)
+            except JavaError:
+                crashed = True
+                answer, values = NO_MATCH, self._batch(seen)
+            score, completed, moves, look, inventory, ambiguous, broken = values
+            if broken:
+                message = self._call(world.agent, "getErrorStateMessage")
+                raise EnvironmentFailureError(f"the simulator broke down on {action!r}: {message}")
+        return State(
+            observation=answer or UNKNOWN_ACTION,
+            score=round(100 * score),
+            completed=completed,
+            moves=moves,
+            look=look,
+            inventory=inventory,
+            ambiguous=ambiguous,
+            crashed=crashed,
+        )
+
+    def valid_actions(self, world: World) -> list[str]:
+        """All actions that the simulator proposes now, sorted: up to 1,400 in a kitchen."""
+        with self._lock:
+            self._enter(world)
+            calls = [self._facing(world), Call(self._front, "getValidActionObjectCombinations")]
+            return sorted(set(self._strings(self._batch(calls)[1])))
+
+    def cancel_question(self, world: World) -> None:
+        """Forget which readings of an ambiguous action there were; takes no time, unlike answering with nonsense."""
+        with self._lock:
+            self._enter(world)
+            self._call(world.parser, "clearAmbiguousState")
+
+    def gold_path(self, task: str, variation: int, simplifications: str) -> list[str]:
+        """What the simulator's own expert, which knows everything, does in a new world; [] when it finds no way."""
+        with self._lock:
+            self._load(task, variation, simplifications, gold=True)
+            return self._strings(self._call(self._front, "getGoldActionSequence"))
+
+    def task_names(self) -> list[str]:
+        """The tasks that this version of the simulator has."""
+        with self._lock:
+            return self._strings(self._call(self._front, "getTaskNames"))
+
+    def variations(self, task: str) -> tuple[int, list[list[int]]]:
+        """How many a task has, and which of them are the official training, development and test split."""
+        with self._lock:
+            self._load(task, 0, "", gold=False)
+            splits = [f"getVariations{name}" for name in ("Train", "Dev", "Test")]
+            count, *lists = self._batch(
+                [Call(self._front, "getTaskMaxVariations", (task,)), *(Call(self._front, name) for name in splits)]
+            )
+            texts = self._batch([Call(numbers, "toString") for numbers in lists])
+            self._garbage.extend(lists)
+            return count, [[int(number) for number in text.strip("[]").split(",")] for text in texts]
+
+    def close(self) -> None:
+        """End the Java process. Safe to call twice."""
+        self._failure = self._failure or "the simulator has been closed: call reset() to go on with a new one"
+        self._finalizer()
+
+    def _load(self, task: str, variation: int, simplifications: str, *, gold: bool) -> None:
+        """Make the front hold a new world, whose state is then the one in force."""
+        if self._current is not None:
+            count, seed = self._batch(self._saving)
+            self._current.shared = (count, seed)
+        self._current = self._simplifications = None
+        message = self._call(self._front, "load", task, variation, simplifications, gold)
+        if message:
+            raise EnvironmentFailureError(f"the simulator does not load {task}/{variation}: {message}")
+        self._simplifications = simplifications
+
+    def _enter(self, world: World) -> None:
+        """Put in force what the worlds share, as ``world`` left it."""
+        if self._current is world:
+            return
+        count, seed = world.shared
+        restoring = [Call(_IDS, "count_$eq", (count,)), Call(self._random, "setSeed", (seed ^ _SCRAMBLE,))]
+        if self._simplifications != world.simplifications:
+            restoring.append(Call(_SIMPLIFIER, "parseSimplificationStr", (world.simplifications,)))
+        if self._current is None:
+            results = self._batch(restoring)
+        else:
+            results = self._batch([*self._saving, *restoring])
+            self._current.shared = (results[0], results[1])
+        self._garbage.extend(result for result in results if isinstance(result, Ref))
+        self._current, self._simplifications = world, world.simplifications
+
+    @property
+    def _saving(self) -> list[Call]:
+        return [Call(_IDS, "count"), Call(self._seed, "get", (self._random,))]
+
+    def _facing(self, world: World) -> Call:
+        """Turns the front, which answers for the world that was loaded last, to another."""
+        return Call(self._front, "agentInterface_$eq", (world.option,))
+
+    def _prepare(self) -> None:
+        """Silence the process, make its replies prompt, and find the objects that all worlds share."""
+        call = self._call
+        silence = call(Ref("z:java.io.OutputStream"), "nullOutputStream")
+        printer = call(Ref("z:java.io.PrintStream"), "new", silence)
+        self._batch([Call(Ref("z:java.lang.System"), method, (printer,)) for method in ("setOut", "setErr")])
+        # A reply above 8 KB is sent in pieces, each of which would wait 40 ms for the receipt of the one before.
+        server = Ref("GATEWAY_SERVER")
+        connections = call(call(server, "getClass"), "getDeclaredField", "connections")
+        call(connections, "setAccessible", True)
+        call(call(call(call(connections, "get", server), "get", 0), "getSocket"), "setTcpNoDelay", True)
+        self._front = call(Ref("z:scienceworld.runtime.pythonapi.PythonInterface"), "new")
+        scala_random = call(call(call(_CLASS, "forName", "scala.util.Random$"), "getField", "MODULE$"), "get", None)
+        self._random = call(scala_random, "self")
+        self._seed = call(call(_CLASS, "forName", "java.util.Random"), "getDeclaredField", "seed")
+        call(self._seed, "setAccessible", True)
+
+    def _strings(self, sequence: Ref) -> list[str]:
+        """The strings in a Java list, fetched as one, as every string would cost a round trip."""
+        joined = self._call(_STRING, "join", "\n", sequence)
+        self._garbage.append(sequence)
+        return joined.split("\n") if joined else []
+
+    def _call(self, target: Ref, method: str, *args: Any) -> Any:
+        """The result of one call."""
+        return self._batch([Call(target, method, args)])[0]
+
+    def _batch(self, calls: Sequence[Call]) -> list[Any]:
+        """The results of several calls. Raises JavaError for the first that raised."""
+        if self._owner != os.getpid():
+            raise EnvironmentFailureError("this process was forked from the environment's: call reset() here first")
+        if self._failure is not None:
+            raise EnvironmentFailureError(self._failure)
+        released = [self._garbage.popleft() for _ in range(len(self._garbage))]
+        try:
+            return self._jvm.connection.batch(calls, release=released, seconds=self._timeout)
+        except JavaError:
+            raise
+        except BaseException as error:  # also an interrupt: the reply to come would be taken for the next call's
+            late = isinstance(error, TimeoutError)
+            reason = f"no answer within {self._timeout:g} s" if late else self._jvm.obituary()
+            self._failure = f"the simulator failed ({reason}): call reset() to go on with a new one"
+            self._jvm.kill()
+            if isinstance(error, OSError):
+                raise EnvironmentFailureError(self._failure) from error
+            raise
+
+
+_shared: dict[tuple[str, bool, float], Simulator] = {}
+_shared_lock = threading.Lock()
+
+
+def shared_simulator(java: str, *, deterministic: bool, timeout: float) -> Simulator:
+    """The simulator of this process with these options, started when there is none that works; it ends with Python."""
+    key = (java, deterministic, timeout)
+    with _shared_lock:
+        simulator = _shared.get(key)
+        if simulator is None or not simulator.usable:
+            simulator = _shared[key] = Simulator(java, deterministic=deterministic, timeout=timeout)
+        return simulator
+
+
+def _start_afresh() -> None:
+    """A forked child shares nothing with its parent, not even a lock that another thread may have held."""
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    _shared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_afresh)

@@ -1,0 +1,125 @@
+"""What the main job can be told, and the defaults for a policy in an environment.
+
+The defaults of every option are the tlm-DRE paper's for 7B models. ``tiny`` learns from scratch and has its own, found
+by search on held-out training tasks of each environment: a thousand times the learning rate, small batches, many fresh
+episodes instead of epochs, and bfloat16 autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.trainers.sft import SFTArguments
+from agentgym_tlm.trainers.tlm_dre import TLMDREArguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertArguments:
+    """What the policy imitates."""
+
+    num_tasks: int | None = None
+    """Training tasks that the expert plays, evenly spaced over the manifest; None: all."""
+    noise: float = 0.12
+    """Share of turns that are a plausible mistake, from which the expert recovers; mistakes are never trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyArguments:
+    """Shape of the ``tiny`` policy."""
+
+    hidden_size: int = 128
+    """Width."""
+    layers: int = 4
+    """Transformer blocks."""
+    heads: int = 2
+    """Attention heads; on a CPU two of 64 dimensions train 1.5 times as fast as four of 32."""
+    intermediate_size: int = 384
+    """Width of the feed-forward part."""
+    max_context: int = 4096
+    """Longest episode, in tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationArguments:
+    """How policies are evaluated, before and after."""
+
+    splits: tuple[str, ...] = ("valid_seen", "valid_unseen")
+    """Splits of the environment."""
+    num_tasks: int | None = None
+    """Tasks of each split, evenly spaced over its manifest; None: all."""
+    temperature: float = 0.0
+    """0 decodes greedily."""
+    n_slots: int = 64
+    """Episodes side by side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentConfig:
+    """Train an agent: imitate the expert, align with a trainer, evaluate before and after."""
+
+    trainer: Literal["sft", "tlm-dre"] = "tlm-dre"
+    """What goes on from the SFT policy; ``sft`` stops there."""
+    envs: Annotated[EnvArgs, tyro.conf.OmitArgPrefixes] = field(default_factory=EnvArgs)
+    policy: str = "tiny"
+    """``tiny`` (from scratch), ``smollm2``, a folder, or a hub id; the defaults below depend on it."""
+    seed: int = 0
+    """Seed of weights, data order and sampling: same seed and machine, same numbers."""
+    output_dir: Path | None = None
+    """Run folder; None: ``runs/<environment>-<trainer>-<policy>-seed<seed>``."""
+    resume: bool = False
+    """Go on with the run folder where it stopped."""
+    sft_policy: Path | None = None
+    """Folder of an SFT policy to start from, such as ``sft/policy`` of another run, instead of imitating the expert."""
+    num_threads: int = 1
+    """Torch threads on a CPU. More than one helps only on cores that are otherwise idle."""
+    expert: ExpertArguments = field(default_factory=ExpertArguments)
+    tiny: TinyArguments = field(default_factory=TinyArguments)
+    sft: SFTArguments = field(default_factory=SFTArguments)
+    tlm_dre: TLMDREArguments = field(default_factory=TLMDREArguments)
+    evaluation: EvaluationArguments = field(default_factory=EvaluationArguments)
+
+    @classmethod
+    def defaults_for(cls, policy: str, env: str) -> ExperimentConfig:
+        """The defaults for a policy in an environment; see the module docstring."""
+        if policy != "tiny":
+            return cls(policy=policy, envs=EnvArgs(env=env))
+        return _TINY.get(env, _tiny_alfworld)(EnvArgs(env=env))
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        name = f"{self.envs.env}-{self.trainer}-{Path(self.policy).name}-seed{self.seed}"
+        return self.output_dir or Path("runs") / name.lower()
+
+
+def _tiny_alfworld(envs: EnvArgs) -> ExperimentConfig:
+    return ExperimentConfig(
+        envs=replace(envs, max_episode_steps=25),
+        expert=ExpertArguments(num_tasks=5000),
+        sft=SFTArguments(
+            learning_rate=2e-3,
+            per_device_train_batch_size=4,
+            num_train_epochs=1,
+            warmup_ratio=0.05,
+            weight_decay=0.01,
+            adam_beta2=0.98,
+            mixed_precision="bf16",
+        ),
+        tlm_dre=TLMDREArguments(
+            learning_rate=2e-5,
+            gradient_accumulation_steps=1,
+            mixed_precision="bf16",
+            num_tasks=256,
+            n_slots=128,
+        ),
+        evaluation=EvaluationArguments(n_slots=128),
+    )
+
+
+_TINY: dict[str, Callable[[EnvArgs], ExperimentConfig]] = {"ALFWorld-v0": _tiny_alfworld}

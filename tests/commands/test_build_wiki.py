@@ -1,0 +1,39 @@
+"""``agentgym-tlm data build-wiki``."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from agentgym_tlm.cli import main
+from agentgym_tlm.envs.hotpotqa.offline import OfflineWikipedia
+from agentgym_tlm.envs.hotpotqa.question import Page
+
+PASSAGE = {"title": "Tarnwick", "sentences": ["Tarnwick is a town."], "aliases": ["Old Tarnwick"]}
+
+
+def test_wiki_is_built_from_corpora(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several files, by default into the place where the environment looks for it."""
+    corpus, questions = tmp_path / "corpus.jsonl.gz", tmp_path / "dev.json"
+    corpus.write_bytes(gzip.compress(json.dumps(PASSAGE).encode()))
+    questions.write_text(json.dumps([{"context": [["Vellmar", ["Vellmar is a port."]]]}]))
+    assert main(["data", "build-wiki", str(corpus), str(questions)]) == 0
+    assert f"{tmp_path / 'wiki.sqlite'} holds 2 pages." in capsys.readouterr().out
+    wiki = OfflineWikipedia(tmp_path / "wiki.sqlite")
+    assert wiki.search("old tarnwick") == Page("Tarnwick", ("Tarnwick is a town.",))
+    assert wiki.search("Vellmar") == Page("Vellmar", ("Vellmar is a port.",))
+
+
+def test_output_can_be_named(tmp_path: Path) -> None:
+    """Data folders are often read-only."""
+    corpus, output = tmp_path / "corpus.jsonl", tmp_path / "new" / "pages.sqlite"
+    corpus.write_text(json.dumps(PASSAGE))
+    assert main(["data", "build-wiki", str(corpus), "--output", str(output)]) == 0
+    assert isinstance(OfflineWikipedia(output).search("Tarnwick"), Page)
+
+
+def test_a_missing_corpus_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 and a remedy, no traceback."""
+    assert main(["data", "build-wiki", "/nowhere/corpus.jsonl"]) == 2
+    assert "/nowhere/corpus.jsonl cannot be read" in capsys.readouterr().err
