@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentgym_tlm.assets import asset_path
+from agentgym_tlm.assets import EMBEDDED, asset_path
 from agentgym_tlm.envs.hotpotqa.corpus import read_records
 from agentgym_tlm.envs.hotpotqa.official import PUBLISHED, STEMS, SUFFIXES
 from agentgym_tlm.envs.hotpotqa.offline import BUILD_COMMAND, OfflineWikipedia, temporary_wiki
@@ -28,8 +28,6 @@ from agentgym_tlm.errors import ConfigError, DataError
 SPLITS = ("train", "valid_seen", "valid_unseen", "dev", "dev500")
 DATA_VARIABLE = "HOTPOTQA_DATA"
 WIKI_FILE = "wiki.sqlite"
-EMBEDDED = "embedded"
-"""The ``data_dir`` that asks for the embedded world."""
 DEV_SIZE = PUBLISHED["dev"]
 
 _EMBEDDED_SPLITS = ("train", "valid_seen", "valid_unseen")
