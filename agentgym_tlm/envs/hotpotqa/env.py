@@ -122,7 +122,7 @@ class HotpotQAEnv(TextEnv):
         self.compat = compat
         self.reveal_outcome = reveal_outcome or compat == "react"
         self._lists_commands = admissible_commands
-        self._is_live = wikipedia == "live"
+        self.engine_name = wikipedia if isinstance(wikipedia, str) else type(wikipedia).__name__
         source = open_questions(split, data_dir)
         self._questions = source.questions
         self.manifest = TaskManifest("HotpotQA-v0", split, source.description, tuple(source.questions))
@@ -192,6 +192,7 @@ class HotpotQAEnv(TextEnv):
     def version(self) -> dict[str, str]:
         return {
             "agentgym_tlm": __version__,
+            "engine": self.engine_name,
             "data": self.manifest.source,
             "wikipedia": self.encyclopedia.description,
             "protocol": self.protocol,
@@ -201,7 +202,7 @@ class HotpotQAEnv(TextEnv):
 
     def expert(self) -> Expert:
         """A player that knows the question's supporting facts. Raises ConfigError where these are not in the pages."""
-        if self._is_live:
+        if self.engine_name == "live":
             raise ConfigError(
                 "the expert knows the pages that questions were written on, which live ones are no longer"
             )

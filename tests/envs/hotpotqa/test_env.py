@@ -296,6 +296,7 @@ def test_version_names_what_the_episode_ran_on(library: Path) -> None:
     assert version.pop("wikipedia").startswith("offline encyclopedia of 12 pages, sha256 ")
     assert version == {
         "agentgym_tlm": agentgym_tlm.__version__,
+        "engine": "offline",
         "data": f"official data in {library}",
         "protocol": "nat",
         "compat": "none",

@@ -38,7 +38,6 @@ def test_output_can_be_named(tmp_path: Path) -> None:
     [
         (["build-wiki"], "needs a corpus"),
         (["build-wiki", "/nowhere/corpus.jsonl"], "/nowhere/corpus.jsonl cannot be read"),
-        (["fetch", "gpt"], "smollm2 can be fetched, not gpt"),
     ],
 )
 def test_mistakes_are_said_in_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
