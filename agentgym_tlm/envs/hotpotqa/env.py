@@ -11,6 +11,7 @@ import gymnasium as gym
 
 from agentgym_tlm import __version__
 from agentgym_tlm.envs.base import Expert, Info, TaskManifest, TextEnv
+from agentgym_tlm.envs.hotpotqa.actions import encodable
 from agentgym_tlm.envs.hotpotqa.metrics import AnswerScore, score_answer
 from agentgym_tlm.envs.hotpotqa.question import Question
 from agentgym_tlm.envs.hotpotqa.rules import PROTOCOLS, Protocol, Rules, Snapshot
@@ -149,7 +150,7 @@ class HotpotQAEnv(TextEnv):
         state = self._playing()
         if state.stop_reason is not None:
             raise gym.error.ResetNeeded(f"the episode is over ({state.stop_reason}): call reset()")
-        state = replace(self._rules.play(state, action), steps=state.steps + 1, last_action=action)
+        state = replace(self._rules.play(state, action), steps=state.steps + 1, last_action=encodable(action))
         terminated = state.answer is not None
         reward = self._reward(state) if terminated else 0.0
         if terminated:
