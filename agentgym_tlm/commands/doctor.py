@@ -26,6 +26,7 @@ OPTIONAL = {
     "alfworld": "alfworld",
     "textworld": "alfworld",
     "scienceworld": "scienceworld",
+    "wikipedia-api": "hotpotqa",
     "peft": "lora",
     "gguf": "gguf",
 }
