@@ -23,10 +23,9 @@ _WALK = re.compile(r"go (?:to )?(?P<room>.+)")
 
 def gold_actions(simulator: Simulator, task: str, variation: int, simplifications: str) -> list[str]:
     """What the expert does in a task."""
-    path = simulator.gold_path(task, variation, simplifications)
+    world, path = simulator.load_with_gold_path(task, variation, simplifications)
     if "teleportAction" not in simplifications:
         return path
-    world = simulator.load(task, variation, simplifications)
     shorter = shorten(path)
     for turns, action in enumerate(shorter, start=1):
         state = simulator.step(world, action)

@@ -116,18 +116,13 @@ class Simulator:
     def load(self, task: str, variation: int, simplifications: str) -> World:
         """A new world, in which nothing has happened yet; ``simplifications`` are names with commas."""
         with self._lock:
-            self._load(task, variation, simplifications, gold=False)
-            option = self._call(self._front, "agentInterface")
-            agent = self._call(option, "get")
-            task_ref, parser, description = self._batch(
-                [Call(agent, "task"), Call(agent, "inputParser"), Call(agent, "getTaskDescription")]
-            )
-            goals = self._call(task_ref, "goalSequence")
-            self._garbage.append(task_ref)
-            world = World(description, simplifications, option, agent, goals, parser)
-            weakref.finalize(world, self._garbage.extend, (option, agent, goals, parser)).atexit = False
-            self._current = world
-            return world
+            return self._load(task, variation, simplifications)
+
+    def load_with_gold_path(self, task: str, variation: int, simplifications: str) -> tuple[World, list[str]]:
+        """A new world, and what the simulator's own expert, which knows everything, would do in it."""
+        with self._lock:
+            world = self._load(task, variation, simplifications, gold=True)
+            return world, self._strings(self._call(self._front, "getGoldActionSequence"))
 
     def step(self, world: World, action: str) -> State:
         """Perform an action in a world, or ask one of ``FRONT_WORDS``. Any string is answered."""
@@ -181,12 +176,6 @@ class Simulator:
             self._enter(world)
             self._call(world.parser, "clearAmbiguousState")
 
-    def gold_path(self, task: str, variation: int, simplifications: str) -> list[str]:
-        """What the simulator's own expert, which knows everything, does in a new world; [] when it finds no way."""
-        with self._lock:
-            self._load(task, variation, simplifications, gold=True)
-            return self._strings(self._call(self._front, "getGoldActionSequence"))
-
     def task_names(self) -> list[str]:
         """The tasks that this version of the simulator has."""
         with self._lock:
@@ -195,7 +184,7 @@ class Simulator:
     def variations(self, task: str) -> tuple[int, list[list[int]]]:
         """How many a task has, and which of them are the official training, development and test split."""
         with self._lock:
-            self._load(task, 0, "", gold=False)
+            self._load(task, 0, "")
             splits = [f"getVariations{name}" for name in ("Train", "Dev", "Test")]
             count, *lists = self._batch(
                 [Call(self._front, "getTaskMaxVariations", (task,)), *(Call(self._front, name) for name in splits)]
@@ -209,8 +198,7 @@ class Simulator:
         self._failure = self._failure or "the simulator has been closed: call reset() to go on with a new one"
         self._finalizer()
 
-    def _load(self, task: str, variation: int, simplifications: str, *, gold: bool) -> None:
-        """Make the front hold a new world, whose state is then the one in force."""
+    def _load(self, task: str, variation: int, simplifications: str, *, gold: bool = False) -> World:
         if self._current is not None:
             count, seed = self._batch(self._saving)
             self._current.shared = (count, seed)
@@ -218,7 +206,17 @@ class Simulator:
         message = self._call(self._front, "load", task, variation, simplifications, gold)
         if message:
             raise EnvironmentFailureError(f"the simulator does not load {task}/{variation}: {message}")
-        self._simplifications = simplifications
+        option = self._call(self._front, "agentInterface")
+        agent = self._call(option, "get")
+        task_object, parser, description = self._batch(
+            [Call(agent, "task"), Call(agent, "inputParser"), Call(agent, "getTaskDescription")]
+        )
+        goals = self._call(task_object, "goalSequence")
+        self._garbage.append(task_object)
+        world = World(description, simplifications, option, agent, goals, parser)
+        weakref.finalize(world, self._garbage.extend, (option, agent, goals, parser)).atexit = False
+        self._current, self._simplifications = world, simplifications
+        return world
 
     def _enter(self, world: World) -> None:
         """Put in force what the worlds share, as ``world`` left it."""
