@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgym_tlm.envs.scienceworld.java import gateway_jar, simulator_jar
-from agentgym_tlm.envs.scienceworld.jvm import Call, JavaError, Jvm, Ref
+from agentgym_tlm.envs.scienceworld.jvm import START_SECONDS, Call, JavaError, Jvm, Ref
 from agentgym_tlm.errors import EnvironmentFailureError
 
 NO_MATCH = "No known action matches that input."
@@ -88,7 +88,7 @@ class Simulator:
     """
 
     def __init__(self, java: str, *, deterministic: bool, timeout: float) -> None:
-        self._timeout = timeout
+        self._timeout = START_SECONDS
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._failure: str | None = None
@@ -103,6 +103,7 @@ class Simulator:
         except JavaError as error:
             self.close()
             raise EnvironmentFailureError(f"the simulator does not start: {error}") from error
+        self._timeout = timeout
 
     @property
     def pid(self) -> int:

@@ -46,7 +46,7 @@ def test_sixty_interleaved_worlds_equal_worlds_played_alone(simulator: Simulator
     settings = [(task, number, for_task(preset, task)) for task, number, preset in kinds]
     worlds = [simulator.load(*setting) for setting in settings]
     transcripts: list[Transcript] = [[] for _ in worlds]
-    turns = [i for i in range(60) for _ in range(4)]
+    turns = [i for i in range(60) for _ in range(3)]
     rng.shuffle(turns)
     for i in turns:
         known = transcripts[i]
