@@ -245,9 +245,9 @@ def test_forked_process_gets_its_own_java() -> None:
         assert env.step("look around")[0] == text
     assert os.waitpid(child, 0)[1] == 0
     os.close(writing)
-    with os.fdopen(reading) as answer:
-        own, _, seen = answer.read().partition("\n")
-    assert int(own) != pid
+    with os.fdopen(reading) as told:
+        java_pid, _, seen = told.read().partition("\n")
+    assert int(java_pid) != pid
     assert seen == text
     assert env._simulator.usable
     env._simulator.close()
