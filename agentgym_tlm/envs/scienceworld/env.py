@@ -68,9 +68,10 @@ class ScienceWorldEnv(TextEnv):
     ## Rewards
     ``info["score"]`` is the simulator's score divided by 100 and clipped at 0, so that episodes can be averaged;
     ``info["best_score"]`` is the highest so far. With ``reward="delta"`` a step is rewarded with the change of the
-    score, which adds up to the final one; with ``"final"`` the last step with the score. A score above 0 says little:
-    walking into the right room can be worth 0.3. ``info["won"]`` is a score of 100 and nothing less: "done with a score
-    above 0" counts failures by time-out, which has inflated published numbers.
+    score, with ``"final"`` the last step with the score. A score above 0 says little: walking into the right room can
+    be worth 0.3, and beginning there as well, in which case the rewards add up to less than the final score.
+    ``info["won"]`` is a score of 100 and nothing less: "done with a score above 0" counts failures by time-out, which
+    has inflated published numbers.
 
     ## Episode End
     ``terminated`` when the task is done (``won``), or failed for good: by focusing on a wrong thing, even after doing

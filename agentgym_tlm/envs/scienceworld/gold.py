@@ -23,10 +23,9 @@ _WALK = re.compile(r"go (?:to )?(?P<room>.+)")
 
 def gold_actions(simulator: Simulator, task: str, variation: int, simplifications: str) -> list[str]:
     """What the expert does in a task."""
-    path = simulator.gold_path(task, variation, simplifications)
+    world, path = simulator.load_with_gold_path(task, variation, simplifications)
     if "teleportAction" not in simplifications:
         return path
-    world = simulator.load(task, variation, simplifications)
     shorter = shorten(path)
     for turns, action in enumerate(shorter, start=1):
         state = simulator.step(world, action)
@@ -74,20 +73,21 @@ class GoldExpert:
 
 def _goal(description: str) -> str:
     """The first sentence of the task, as something to do."""
-    return description.removeprefix("Your task is to ").partition(". ")[0].rstrip(". ").replace("a(n)", "a")
+    goal = description.removeprefix("Your task is to ").partition(". ")[0].rstrip(". ")
+    return re.sub(r"a\(n\) (\w)", lambda match: f"a{'n' if match[1] in 'aeiou' else ''} {match[1]}", goal)
 
 
 _THOUGHTS = tuple(
     (re.compile(pattern), thought)
     for pattern, thought in (
-        (r"(?:teleport|go) to (.+)", "I go on in the {0}."),
+        (r"(?:teleport|go) to (.+)", "I go to the {0}."),
         (r"focus on (.+)", "The {0} is what I was asked for. I focus on it."),
         (r"pick up (.+)", "I take the {0} with me."),
-        (r"(?:move|put) (.+) to (.+)", "The {0} belongs in the {1}."),
-        (r"pour (.+?) (?:in|into) (.+)", "I need what is in the {0}, in the {1}."),
+        (r"(?:move|put) (.+?)(?: in inventory)? to (.+)", "The {0} belongs in the {1}."),
+        (r"pour (.+) (?:in|into) (.+)", "I need the {0} in the {1}."),
         (r"(?:mix|stir) (.+)", "Everything is in the {0}. I mix it."),
         (r"connect (.+) to (.+)", "The circuit is not closed yet. I connect the {0} to the {1}."),
-        (r"use (.+) (?:on|in inventory on) (.+)", "The {0} tells me more about the {1}."),
+        (r"use (.+?)(?: in inventory)? on (.+)", "The {0} tells me more about the {1}."),
         (r"(?:look at|look in|examine|read) (.+)", "I want to know more about the {0}."),
         (r"(activate|deactivate|open|close|eat|flush|disconnect) (.+)", "Now I {0} the {1}."),
         (r"wait\d*", "This takes time. I wait."),
