@@ -1,9 +1,9 @@
 """The expert: ScienceWorld's own gold paths, shortened where one may teleport, with a thought for every action.
 
 The paths are made by the simulator with full knowledge of the world. They walk from room to room, open doors that are
-open, look around, and go on after the task is done. :func:`shorten` leaves all that out and teleports instead; the
-result counts only when a replay wins with it, since in some tasks (the stages of a life) time itself is part of the
-way. For 8 of 1,232 variations tried, the simulator's path itself does not win: the expert plays it and fails, and
+open, and go on after the task is done. :func:`shorten` leaves all that out, teleports instead, and looks around where
+it arrives, so that what is named next has been seen; the result counts only when a replay wins with it, since in some
+tasks (the stages of a life) time itself is part of the way. For 8 of 1,232 variations tried, the simulator's path itself does not win: the expert plays it and fails, and
 whoever learns from wins, as the trainers do, does not see it. Some paths answer without having seen the evidence
 (allenai/ScienceWorld#81).
 """
@@ -17,6 +17,7 @@ import numpy as np
 
 from agentgym_tlm.envs.scienceworld.simulator import Simulator
 
+_LOOK = "look around"
 _IDLE = re.compile(r"look around|open (?:door to .+|.+ door)")
 _WALK = re.compile(r"go (?:to )?(?P<room>.+)")
 
@@ -35,17 +36,18 @@ def gold_actions(simulator: Simulator, task: str, variation: int, simplification
 
 
 def shorten(path: Iterable[str]) -> list[str]:
-    """A path without looks and door openings, and with one jump for every walk."""
+    """A path without door openings, with one jump for every walk, and with a look around after each and nowhere else."""
     actions: list[str] = []
-    walking = False
     for action in path:
         if _IDLE.fullmatch(action):
             continue
         walk = _WALK.fullmatch(action)
-        if walk is not None and walking:
-            actions.pop()
-        actions.append(action if walk is None else f"teleport to {walk['room']}")
-        walking = walk is not None
+        if walk is None:
+            actions.append(action)
+            continue
+        if actions[-1:] == [_LOOK]:
+            del actions[-2:]
+        actions += [f"teleport to {walk['room']}", _LOOK]
     return actions
 
 
@@ -91,7 +93,7 @@ _THOUGHTS = tuple(
         (r"(?:look at|look in|examine|read) (.+)", "I want to know more about the {0}."),
         (r"(activate|deactivate|open|close|eat|flush|disconnect) (.+)", "Now I {0} the {1}."),
         (r"wait\d*", "This takes time. I wait."),
-        (r"look around", "I look around to see what has changed."),
+        (r"look around", "I look around to see what is here."),
         (r"(\d+)", "I mean number {0}."),
     )
 )

@@ -25,12 +25,14 @@ def play(env: ScienceWorldEnv, task_id: str) -> tuple[int, bool]:
 
 
 def test_walks_become_jumps() -> None:
-    """Of a walk only its end counts; looks and open doors are left out."""
+    """Of a walk only its end counts, where the expert looks around; other looks and open doors are left out."""
     path = ["open door to hallway", "go to hallway", "look around", "open kitchen door", "go to kitchen"]
     assert shorten([*path, "open cupboard", "go to outside", "wait1"]) == [
         "teleport to kitchen",
+        "look around",
         "open cupboard",
         "teleport to outside",
+        "look around",
         "wait1",
     ]
 
