@@ -47,10 +47,13 @@ class ScienceWorldEnv(TextEnv):
     list of valid actions, which misses some that work (allenai/ScienceWorld#48) and has some that do not.
     ``info["parse_status"]`` is ``ok``, ``unknown``, ``ambiguous``, or ``java_error`` (a part of the simulator failed;
     its text may be in the observation), and ``info["action_valid"]`` is whether it is ``ok``. Case, articles, control
-    characters, surrounding quotes and a
-    final period do not matter. ``help`` lists the forms of actions, ``objects`` what can be named, ``task`` the task.
-    ``reset task``, with which the simulator lets a failed agent go on, is unknown here. ``use X on Y`` always needs two
-    things. Doors go by ``kitchen door`` and ``door to kitchen`` alike.
+    characters, surrounding quotes and a final period do not matter. The forms are ``go to R``, ``teleport to R`` (with
+    the simplification), ``look around``, ``look at|in X``, ``examine X``, ``read X``, ``open|close X``,
+    ``activate|deactivate X``, ``pick up X``, ``put down X``, ``move X to Y``, ``pour X into Y``, ``dunk X into Y``,
+    ``mix X``, ``eat X``, ``flush X``, ``connect X to Y``, ``disconnect X``, ``use X on Y`` (always two things),
+    ``focus on X``, ``wait`` and ``wait1``, ``inventory``, ``help``, ``objects`` (what can be named) and ``task``. Doors
+    go by ``kitchen door`` and ``door to kitchen`` alike. ``reset task``, with which the simulator lets a failed agent go
+    on, is unknown here.
 
     An action that could mean several things is answered by ``ambiguity``: ``"ask"`` shows the numbered readings and
     takes the next action as the answer (anything but a number of the list cancels, and costs a move); ``"first"``

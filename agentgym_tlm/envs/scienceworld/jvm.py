@@ -51,8 +51,8 @@ _UNESCAPED = {"n": "\n", "r": "\r", "\\": "\\"}
 _ADDRESS = re.compile(rb"^(\d+)\r?\n([^\r\n]+)\r?\n", re.MULTILINE)
 
 
-class JavaError(Exception):
-    """A Java method raised; the message is the exception's class and text."""
+class JavaError(EnvironmentFailureError):
+    """A Java method raised; the message is the exception's class and text. The connection can be used further."""
 
 
 class Ref(NamedTuple):
@@ -91,7 +91,7 @@ class Jvm:
             self._prepare(self.connection.call)
         except BaseException as error:
             self._kill()
-            if isinstance(error, (OSError, JavaError)):
+            if isinstance(error, OSError):
                 raise EnvironmentFailureError(f"Java's server does not take calls: {error}") from error
             raise
         _running.add(self)

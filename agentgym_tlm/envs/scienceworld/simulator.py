@@ -25,7 +25,8 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,11 +99,8 @@ class Simulator:
         jar = simulator_jar()
         self._jvm = Jvm(java, [gateway_jar(), jar], jar.parent, deterministic=deterministic)
         self._finalizer = weakref.finalize(self, self._jvm.close)
-        try:
+        with self._alone():
             self._prepare()
-        except JavaError as error:
-            self.close()
-            raise EnvironmentFailureError(f"the simulator does not start: {error}") from error
         self._timeout = timeout
 
     @property
@@ -117,12 +115,12 @@ class Simulator:
 
     def load(self, task: str, variation: int, simplifications: str) -> World:
         """A new world, in which nothing has happened yet; ``simplifications`` are names with commas."""
-        with self._lock:
+        with self._alone():
             return self._load(task, variation, simplifications)
 
     def load_with_gold_path(self, task: str, variation: int, simplifications: str) -> tuple[World, list[str]]:
         """A new world, and what the simulator's own expert, which knows everything, would do in it."""
-        with self._lock:
+        with self._alone():
             world = self._load(task, variation, simplifications, gold=True)
             return world, self._strings(self._call(self._front, "getGoldActionSequence"))
 
@@ -138,7 +136,7 @@ class Simulator:
             Call(world.agent, "isInErrorState"),
         ]
         crashed = False
-        with self._lock:
+        with self._alone():
             self._enter(world)
             try:
                 if action.strip().lower() in FRONT_WORDS:
@@ -171,7 +169,7 @@ class Simulator:
         Of several names that a thing has, the simulator draws one by its random number generator: that is put back, so
         that what happens later does not depend on whether somebody asked.
         """
-        with self._lock:
+        with self._alone():
             self._enter(world)
             listing = [self._facing(world), Call(self._front, "getValidActionObjectCombinations")]
             *shared, _, actions = self._batch([*self._saving, *listing])
@@ -181,7 +179,7 @@ class Simulator:
 
     def cancel_question(self, world: World) -> None:
         """Forget which readings of an ambiguous action there were; takes no time, unlike answering with nonsense."""
-        with self._lock:
+        with self._alone():
             self._enter(world)
             self._call(world.parser, "clearAmbiguousState")
 
@@ -262,18 +260,27 @@ class Simulator:
         if self._failure is not None:
             raise EnvironmentFailureError(self._failure)
         released = [self._garbage.popleft() for _ in range(len(self._garbage))]
-        try:
-            return self._jvm.connection.batch(calls, release=released, seconds=self._timeout)
-        except JavaError:
-            raise
-        except BaseException as error:  # also an interrupt: the reply to come would be taken for the next call's
-            late = isinstance(error, TimeoutError)
-            reason = f"no answer within {self._timeout:g} s" if late else self._jvm.obituary()
-            self._failure = f"the simulator failed ({reason}): call reset() to go on with a new one"
-            self._jvm.kill()
-            if isinstance(error, OSError):
-                raise EnvironmentFailureError(self._failure) from error
-            raise
+        return self._jvm.connection.batch(calls, release=released, seconds=self._timeout)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time. What breaks off in the middle, an interrupt included, ends the process.
+
+        Its late reply would be taken for that of the next call, and nobody would know whose state is in force.
+        """
+        with self._lock:
+            try:
+                yield
+            except EnvironmentFailureError:
+                raise
+            except BaseException as error:
+                late = isinstance(error, TimeoutError)
+                reason = f"no answer within {self._timeout:g} s" if late else self._jvm.obituary()
+                self._failure = f"the simulator failed ({reason}): call reset() to go on with a new one"
+                self._jvm.kill()
+                if isinstance(error, OSError):
+                    raise EnvironmentFailureError(self._failure) from error
+                raise
 
 
 def _tidy(text: str) -> str:
