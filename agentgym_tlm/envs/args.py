@@ -11,7 +11,8 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 from agentgym_tlm.envs.base import TaskManifest, TextEnv
-from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.errors import AgentGymError, ConfigError
+from agentgym_tlm.ranges import COUNT, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,9 @@ class EnvArgs:
     """Turns per episode; None: the environment's own limit."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments of the environment's constructor."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, max_episode_steps=COUNT)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -47,9 +51,23 @@ class EnvArgs:
         with self._made(split) as env:
             return env.version()
 
+    def make(self, split: str) -> gym.Env[str, str]:
+        """The environment on one split. Raises ConfigError for an id or arguments that it cannot be made with."""
+        try:
+            return gym.make(self.env, disable_env_checker=True, **self.kwargs(split))
+        except AgentGymError:
+            raise
+        except (TypeError, ValueError) as error:
+            env_class(self.env)
+            if not self.env_kwargs:
+                raise
+            reason = str(error).partition(" was raised from the environment creator")[0]
+            given = " ".join(f"{name}={value}" for name, value in self.env_kwargs.items())
+            raise ConfigError(f"{self.env} cannot be made with --env-kwargs {given}: {reason}") from error
+
     @contextmanager
     def _made(self, split: str) -> Iterator[TextEnv]:
-        env = gym.make(self.env, disable_env_checker=True, **self.kwargs(split))
+        env = self.make(split)
         try:
             yield text_env(env)
         finally:

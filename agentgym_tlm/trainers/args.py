@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.ranges import COUNT, SEED, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +23,10 @@ class LoraArguments:
     lora_dropout: float = 0.0
     """Dropout on the adapter's input."""
     target_modules: str = "all-linear"
-    """Module names, separated by commas, or ``all-linear``."""
+    """Module names, separated by commas, or all-linear."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, r=COUNT, lora_alpha=COUNT, lora_dropout="[0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +80,34 @@ class TrainingArguments:
     """Updates between two evaluations; None: none while training."""
     report_to: tuple[str, ...] = ()
     """Accelerate trackers: tensorboard, wandb, trackio, ..."""
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            learning_rate="(0, inf)",
+            per_device_train_batch_size=COUNT,
+            gradient_accumulation_steps=COUNT,
+            num_train_epochs="(0, inf)",
+            max_steps="[-1, inf)",
+            warmup_ratio="[0, 1]",
+            weight_decay="[0, inf)",
+            adam_beta1="[0, 1)",
+            adam_beta2="[0, 1)",
+            adam_epsilon="[0, inf)",
+            max_grad_norm="(0, inf]",
+            seed=SEED,
+            logging_steps=COUNT,
+            save_steps=COUNT,
+            save_total_limit=COUNT,
+            eval_steps=COUNT,
+        )
+        for tracker in self.report_to:
+            if tracker not in LOGGER_TYPE_TO_CLASS:
+                raise ConfigError(
+                    f"report_to: there is no tracker {tracker!r}; Accelerate has {', '.join(LOGGER_TYPE_TO_CLASS)}"
+                )
+            if tracker not in map(str, get_available_trackers()):
+                raise ConfigError(f"report_to: {tracker} is not installed: install its package, or leave it out")
 
 
 RUN_INDEPENDENT = frozenset(

@@ -17,6 +17,7 @@ from agentgym_tlm.files import write_text
 from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.ranges import check_range
 from agentgym_tlm.rollout import RolloutProgress, logged_rollout
 from agentgym_tlm.trajectory import Trajectory
 
@@ -69,7 +70,8 @@ def expert_play(
 
 @contextmanager
 def sampling_at(policy: LanguageModelPolicy, temperature: float) -> Iterator[None]:
-    """The policy samples at ``temperature`` inside, at its own afterwards."""
+    """The policy samples at ``temperature`` inside, at its own afterwards. Raises ConfigError for a negative one."""
+    check_range("temperature", temperature, "[0, inf)")
     before = policy.temperature
     policy.temperature = temperature
     try:

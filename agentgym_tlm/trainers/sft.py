@@ -20,6 +20,7 @@ import tyro
 from torch import Tensor
 
 from agentgym_tlm.batch import Example, TurnBatch
+from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
 from agentgym_tlm.trainers.collect import expert_play
@@ -36,6 +37,10 @@ class SFTArguments(TrainingArguments):
     """Passes over the trajectories."""
     num_tasks: Annotated[int | None, tyro.conf.Suppress] = None
     """Training tasks that the expert plays, evenly spaced over the manifest; None: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, num_tasks=COUNT)
 
 
 def sft_loss(logprobs: Tensor, batch: TurnBatch) -> Tensor:

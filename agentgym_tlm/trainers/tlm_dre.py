@@ -54,6 +54,7 @@ from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.pairs import Pair, build_pairs, is_scored, read_pairs, score_pairs, turn_confidence, write_pairs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
 from agentgym_tlm.trainers.collect import expert_play, play, sampling_at
@@ -118,12 +119,26 @@ class TLMDREArguments(TrainingArguments):
     """Episodes that are sampled side by side."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(
+            self,
+            beta="(0, inf)",
+            p_pivot="[0, 1]",
+            p_pivot_quantile="[0, 1]",
+            z_clip="(0, inf]",
+            num_iterations=COUNT,
+            num_tasks=COUNT,
+            samples_per_task=COUNT,
+            max_pairs_per_task=COUNT,
+            temperature="[0, inf)",
+            n_slots=COUNT,
+        )
         if not 0.0 <= self.omega_lower <= self.omega_upper <= 1.0:
-            raise ConfigError(f"need 0 <= omega_lower <= omega_upper <= 1, got {self.omega_lower}, {self.omega_upper}")
-        if self.p_pivot_quantile is not None and not 0.0 <= self.p_pivot_quantile <= 1.0:
-            raise ConfigError(f"p_pivot_quantile must be in [0, 1], not {self.p_pivot_quantile}")
+            raise ConfigError(
+                f"omega_lower={self.omega_lower} and omega_upper={self.omega_upper} must be in [0, 1], in this order"
+            )
         if self.kernel == "basu" and self.alpha <= 0:
-            raise ConfigError(f"the basu kernel needs alpha > 0, not {self.alpha}")
+            raise ConfigError(f"alpha must be above 0 for the basu kernel, not {self.alpha}")
         if self.coefficient == "turn_local" and (self.kernel != "ukl" or self.loss_type == "dpo"):
             raise ConfigError('coefficient="turn_local" is defined for loss_type="dre" with kernel="ukl" only')
 
@@ -363,4 +378,4 @@ def _ids(pair: Pair) -> tuple[list[list[int]], list[list[int]]]:
 
 def _exp(x: Tensor, clip: float) -> Tensor:
     """exp(x) up to ``clip``, its tangent beyond."""
-    return x.clamp(max=clip).exp() * (1 + (x - clip).clamp(min=0))
+    return x.clamp(max=clip).exp() * (1 + (x - clip).relu())  # relu, unlike clamp, has slope 0 at 0
