@@ -21,7 +21,6 @@ goes on with ``resume`` and ends with the same numbers:
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -37,7 +36,7 @@ import agentgym_tlm
 from agentgym_tlm.config import differences, dump, load
 from agentgym_tlm.errors import CheckpointError
 from agentgym_tlm.evaluate import EvalResult, write_results
-from agentgym_tlm.files import write_text
+from agentgym_tlm.files import to_json, write_text
 from agentgym_tlm.loading import load_language_model
 from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
@@ -249,4 +248,4 @@ class Experiment:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1) + "\n")
+    write_text(path, to_json(value, indent=1) + "\n")
