@@ -36,7 +36,7 @@ class ExpertArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class TinyArguments:
-    """Shape of the ``tiny`` policy."""
+    """Shape of the tiny policy."""
 
     hidden_size: int = 128
     """Width."""
@@ -80,18 +80,18 @@ class ExperimentConfig:
     """Train an agent: imitate the expert, align with a trainer, evaluate before and after."""
 
     trainer: Literal["sft", "tlm-dre"] = "tlm-dre"
-    """What goes on from the SFT policy; ``sft`` stops there."""
+    """What goes on from the SFT policy; sft stops there."""
     envs: Annotated[EnvArgs, tyro.conf.OmitArgPrefixes] = field(default_factory=EnvArgs)
     policy: str = "tiny"
-    """``tiny`` (from scratch), ``smollm2``, a folder, or a hub id; the defaults below depend on it."""
+    """tiny (from scratch), smollm2, a folder, or a hub id; the defaults below depend on it."""
     seed: int = 0
     """Seed of weights, data order and sampling: same seed and machine, same numbers."""
     output_dir: Path | None = None
-    """Run folder; None: ``runs/<environment>-<trainer>-<policy>-seed<seed>``."""
+    """Run folder; None: runs/<environment>-<trainer>-<policy>-seed<seed>."""
     resume: bool = False
     """Go on with the run folder where it stopped."""
     sft_policy: Path | None = None
-    """Folder of an SFT policy to start from, such as ``sft/policy`` of another run, instead of imitating the expert."""
+    """Folder of an SFT policy to start from, such as sft/policy of another run, instead of imitating the expert."""
     num_threads: int = 1
     """Torch threads on a CPU. More than one helps only on cores that are otherwise idle."""
     expert: ExpertArguments = field(default_factory=ExpertArguments)

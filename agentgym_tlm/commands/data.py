@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -46,7 +46,7 @@ class Verify:
 
     summary: ClassVar[str] = "compare imported data with its checksums, and read all of it"
 
-    names: tyro.conf.Positional[tuple[DataName, ...]] = ()
+    names: Annotated[tyro.conf.Positional[tuple[DataName, ...]], tyro.conf.arg(help_behavior_hint="")] = ()
     """What to verify; by default all that has been imported."""
 
     def run(self) -> int:
@@ -145,7 +145,9 @@ class BuildWiki:
 
     summary: ClassVar[str] = "build HotpotQA's offline encyclopedia from passages or official questions"
 
-    corpus: tyro.conf.Positional[tuple[Path, ...]] = tyro.MISSING
+    corpus: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(help_behavior_hint="(required)")] = (
+        tyro.MISSING
+    )
     """Files of passages or of official HotpotQA questions, .json or .jsonl, with or without .gz."""
     output: Path | None = None
     """Where the encyclopedia is written; None: wiki.sqlite beside the first file."""

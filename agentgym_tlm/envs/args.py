@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
+import tyro
 from gymnasium.envs.registration import load_env_creator
 
 from agentgym_tlm.envs.base import TaskManifest, TextEnv
@@ -25,7 +26,9 @@ class EnvArgs:
     """Folder of the environment's data, or 'embedded'; None: its variable, imported data, else the embedded default."""
     max_episode_steps: int | None = None
     """Turns per episode; None: the environment's own limit."""
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    env_kwargs: Annotated[dict[str, Any], tyro.conf.arg(help_behavior_hint="(default: none)")] = field(
+        default_factory=dict
+    )
     """Further keyword arguments of the environment's constructor."""
 
     def __post_init__(self) -> None:
