@@ -134,6 +134,18 @@ def test_mistake_ends_with_2_and_leaves_nothing_behind(
     assert not folder.exists()
 
 
+def test_missing_extra_is_answered_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not with the ImportError of a package that nobody asked for by name."""
+    monkeypatch.setitem(sys.modules, "scienceworld", None)
+    assert main(["train", "--env", "ScienceWorld-v0", "--output-dir", str(tmp_path / "run")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ScienceWorld-v0 needs")
+    assert "install" in line
+    assert not (tmp_path / "run").exists()
+
+
 def test_full_disk_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(_: Play) -> int:
         with open("/dev/full", "w") as file:

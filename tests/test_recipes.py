@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentgym_tlm import ENV_IDS, config
+from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.recipes import ExperimentConfig
 
 
@@ -63,7 +64,7 @@ def test_nonsense_is_refused_before_anything_runs(text: str, tmp_path: Path) -> 
     """Found only after the imitation, it costs the hours of that; not found at all, it costs the result."""
     file = tmp_path / "options.yaml"
     file.write_text(text)
-    with pytest.raises(config.ConfigError) as error:
+    with pytest.raises(ConfigError) as error:
         config.load(ExperimentConfig.defaults_for("tiny", "ALFWorld-v0"), file)
     group, _, rest = text.partition(": {")
     assert group.partition(":")[0] in str(error.value)
