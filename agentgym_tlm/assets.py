@@ -22,6 +22,8 @@ from agentgym_tlm.errors import ConfigError, DataError
 from agentgym_tlm.files import write_text
 
 MANIFEST = "manifest.json"
+EMBEDDED = "embedded"
+"""The ``data_dir`` that asks an environment for the data that the package makes itself, whatever else there is."""
 
 
 class DataAsset(NamedTuple):

@@ -5,14 +5,20 @@
 ALFWorld: the native engine, with the admissible commands listed at every step, against the stock TextWorld in the same
 run and on the same games. Without the `alfworld` extra, or with ``--textworld-steps 0``, TextWorld is left out. Times
 are CPU times of one process, which other load on the machine disturbs least; both engines do all their work in it.
+
+ScienceWorld: the environment against ``ScienceWorldEnv.step`` of the package ``scienceworld`` on the same random
+actions, in CPU time of Python and Java together, and the resident memory of Java for eight environments. Java runs both
+warmed up. Linux only; without the `scienceworld` extra, or with ``--scienceworld-steps 0``, it is left out.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import TypeVar
 
@@ -26,6 +32,9 @@ from agentgym_tlm.envs.alfworld.engine import Engine, NativeEngine
 from agentgym_tlm.envs.alfworld.problem import World
 from agentgym_tlm.envs.alfworld.sources import open_source
 from agentgym_tlm.envs.alfworld.textworld_engine import TextWorldEngine, require_textworld
+from agentgym_tlm.envs.scienceworld.env import ScienceWorldEnv
+from agentgym_tlm.envs.scienceworld.java import find_java, simulator_jar
+from agentgym_tlm.envs.scienceworld.simulator import shared_simulator
 from agentgym_tlm.errors import DependencyError
 
 T = TypeVar("T")
@@ -43,6 +52,8 @@ class Args:
     """Random steps in each game."""
     textworld_games: int = 4
     textworld_steps: int = 30
+    scienceworld_steps: int = 40
+    """Random steps in each of eight tasks."""
     seed: int = 0
 
 
@@ -71,6 +82,11 @@ def main() -> int:
     rows += textworld_rows(args, parsed, native)
     table = Table("what", "speed")
     for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+    table = Table("ScienceWorld", "")
+    for row in scienceworld_rows(args):
         table.add_row(*row)
     console.print(table)
     return 0
@@ -149,6 +165,104 @@ def textworld_rows(args: Args, worlds: list[World], native: float) -> list[tuple
         ("textworld (stock): steps", f"{stock:,.1f} / s"),
         ("native : textworld, steps", f"{native / stock:,.0f} x"),
     ]
+
+
+SCIENCEWORLD_TASKS = (
+    "boil",
+    "use-thermometer",
+    "test-conductivity",
+    "find-animal",
+    "grow-plant",
+    "chemistry-mix",
+    "lifespan-longest-lived",
+    "inclined-plane-determine-angle",
+)
+
+
+def scienceworld_rows(args: Args) -> list[tuple[str, str]]:
+    """Stock ScienceWorld, then the environment on what was played there."""
+    try:
+        find_java()
+        simulator_jar()
+    except DependencyError as error:
+        return [("left out", str(error))]
+    if not args.scienceworld_steps:
+        return [("left out", "")]
+    played, stock, stock_memory = play_stock(args)
+    lean, memory = play_scienceworld(played, admissible_commands=False)
+    listing, _ = play_scienceworld(played, admissible_commands=True)
+    return [
+        ("stock: steps per CPU second", f"{stock:,.1f}"),
+        ("ScienceWorld-v0: the same", f"{lean:,.1f} = {lean / stock:.1f} x"),
+        ("ScienceWorld-v0 with admissible commands", f"{listing:,.1f} = {listing / stock:.1f} x"),
+        ("stock: memory of Java for 8 environments", f"{stock_memory:,.0f} MB"),
+        ("ScienceWorld-v0: the same", f"{memory:,.0f} MB = 1 / {stock_memory / memory:.1f}"),
+    ]
+
+
+def play_stock(args: Args) -> tuple[dict[str, list[str]], float, float]:
+    """The random actions in each task, steps per CPU second of the second time that they are played, and memory."""
+    from scienceworld import ScienceWorldEnv as StockEnv
+
+    rng = Random(args.seed)
+    envs = {task: StockEnv("", envStepLimit=10**9) for task in SCIENCEWORLD_TASKS}
+    pids = [env._gateway.java_process.pid for env in envs.values()]
+    actions: dict[str, list[str]] = {task: [] for task in envs}
+    for task, env in envs.items():
+        env.load(task, 0, "easy")
+        _, info = env.reset()
+        for _ in range(args.scienceworld_steps):
+            # What ends an episode is left out, and kinds of actions are equally likely, or all would move things.
+            valid = [action for action in info["valid"] if not action.startswith(("focus", "reset"))]
+            kind = rng.choice(sorted({action.split()[0] for action in valid}))
+            actions[task].append(rng.choice([action for action in valid if action.split()[0] == kind]))
+            _, _, _, info = env.step(actions[task][-1])
+    start, steps = cpu_seconds(pids), 0
+    for task, env in envs.items():
+        env.load(task, 0, "easy")
+        for action in actions[task]:
+            env.step(action)
+            steps += 1
+    speed = steps / (cpu_seconds(pids) - start)
+    memory = sum(map(memory_mb, pids))
+    for env in envs.values():
+        env.close()
+    return actions, speed, memory
+
+
+def play_scienceworld(played: dict[str, list[str]], *, admissible_commands: bool) -> tuple[float, float]:
+    """Steps per CPU second of the second time that the actions are played, and memory."""
+    envs = {
+        task: ScienceWorldEnv(tasks=task, admissible_commands=admissible_commands, max_episode_steps=10**9)
+        for task in played
+    }
+    for _ in range(2):
+        for task, env in envs.items():
+            env.reset(options={"task_id": f"{task}/0"})
+        pid = shared_simulator(find_java(), deterministic=True, timeout=120.0).pid
+        start, steps = cpu_seconds([pid]), 0
+        for task, env in envs.items():
+            for action in played[task]:
+                env.step(action)
+                steps += 1
+        seconds = cpu_seconds([pid]) - start
+    return steps / seconds, memory_mb(pid)
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """CPU time that this process and ``pids`` have used."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mb(pid: int) -> float:
+    """Resident memory of a process."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    (line,) = (line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
 
 
 if __name__ == "__main__":

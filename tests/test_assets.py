@@ -154,10 +154,10 @@ def test_questions_are_imported_in_every_form(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("questions", "message"),
     [
-        ([], "holds no question"),
+        ([], "dev.json is empty"),
         ([QUESTION, QUESTION], "record 2 has the _id of an earlier one"),
         ([QUESTION, {**QUESTION, "_id": "q2", "answer": None}], "record 2 is no HotpotQA question: answer"),
-        (["What?"], "record 1 is a str"),
+        (["What?"], "record 1 is no JSON object"),
     ],
 )
 def test_questions_that_are_none_are_named(questions: list[Any], message: str, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_damaged_questions_are_named(name: str, tmp_path: Path) -> None:
     """Half a download."""
     path = write_questions(tmp_path / name, [{**QUESTION, "_id": f"q{i}"} for i in range(50)])
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(DataError, match=f"{path.name} is corrupt"):
+    with pytest.raises(DataError, match=f"{path.name} cannot be read after record"):
         imported("hotpotqa", path)
 
 

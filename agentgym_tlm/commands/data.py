@@ -19,8 +19,9 @@ from agentgym_tlm.assets import (
     read_manifest,
     verify_part,
 )
+from agentgym_tlm.commands.build_wiki import BuildWiki
 from agentgym_tlm.commands.envs import columns
-from agentgym_tlm.errors import ConfigError, DataError
+from agentgym_tlm.errors import DataError
 
 DataName = Literal["alfworld", "hotpotqa"]
 
@@ -136,34 +137,6 @@ class Fetch:
         disable_progress_bar()
         print("Downloading and converting smollm2, unless it is there already: about a minute.", flush=True)
         print(f"smollm2 is in {fetch_smollm2()}")
-        return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildWiki:
-    """Build HotpotQA's offline encyclopedia, one SQLite file: agentgym-tlm data build-wiki CORPUS.jsonl.gz."""
-
-    summary: ClassVar[str] = "build HotpotQA's offline encyclopedia from passages or official questions"
-
-    corpus: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(help_behavior_hint="(required)")] = (
-        tyro.MISSING
-    )
-    """Files of passages or of official HotpotQA questions, .json or .jsonl, with or without .gz."""
-    output: Path | None = None
-    """Where the encyclopedia is written; None: wiki.sqlite beside the first file."""
-
-    def run(self) -> int:
-        """Read all pages, then write the file in one piece."""
-        from agentgym_tlm.envs.hotpotqa.corpus import read_pages
-        from agentgym_tlm.envs.hotpotqa.offline import build_wiki
-        from agentgym_tlm.envs.hotpotqa.sources import WIKI_FILE
-
-        if not self.corpus:
-            raise ConfigError("build-wiki needs a corpus: agentgym-tlm data build-wiki CORPUS")
-        paths = [path.expanduser() for path in self.corpus]
-        output = self.output or paths[0].with_name(WIKI_FILE)
-        count = build_wiki(read_pages(paths), output)
-        print(f"{output} holds {count:,} pages.")
         return 0
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +16,7 @@ import agentgym_tlm
 from agentgym_tlm import ENV_IDS
 from agentgym_tlm.commands.envs import columns, manifests
 from agentgym_tlm.envs.base import TaskManifest
+from agentgym_tlm.envs.scienceworld.java import find_java, java_version
 from agentgym_tlm.errors import AgentGymError
 
 REQUIRED = ("torch", "transformers", "accelerate", "gymnasium")
@@ -26,6 +24,7 @@ OPTIONAL = {
     "alfworld": "alfworld",
     "textworld": "alfworld",
     "scienceworld": "scienceworld",
+    "wikipedia-api": "hotpotqa",
     "peft": "lora",
     "gguf": "gguf",
 }
@@ -99,15 +98,11 @@ def _version(distribution: str) -> str | None:
 
 def _java() -> Finding:
     """ScienceWorld's simulator is a Java program."""
-    remedy = "only ScienceWorld needs it: install a Java runtime, 8 or newer"
-    java = shutil.which("java")
-    if java is None:
-        return Finding("java", "not found", "optional", remedy)
-    result = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    quoted = re.search(r'version "([^"]+)"', result.stderr)
-    if result.returncode or quoted is None:
-        return Finding("java", f"{java} does not run", "optional", remedy)
-    return Finding("java", quoted[1])
+    try:
+        java = find_java()
+        return Finding("java", f"{java_version(java)} ({java})")
+    except AgentGymError as error:
+        return Finding("java", "not found", "optional", f"only ScienceWorld needs it: {error}")
 
 
 def _data() -> Iterator[Finding]:

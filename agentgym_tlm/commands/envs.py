@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentgym_tlm import ENV_IDS
 from agentgym_tlm.envs.args import EnvArgs, env_class
 from agentgym_tlm.envs.base import TaskManifest
-from agentgym_tlm.errors import AgentGymError
+from agentgym_tlm.errors import AgentGymError, ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,14 +16,17 @@ class Envs:
     """List environments, splits, task counts and where the data is."""
 
     env: str | None = None
-    """Gymnasium id; None: all environments of this package."""
+    """Gymnasium id; None: all environments of this package, or with --data-dir the default one."""
     data_dir: str | None = None
-    """Folder of the environment's data, or 'embedded'; None: its variable, imported data, else the embedded default."""
+    """Folder of the data of --env, or 'embedded'; None: its variable, imported data, else the embedded default."""
 
     def run(self) -> int:
         """Print one row per split. Raises DataError when no split of an environment can be read."""
+        if self.data_dir is not None and self.env is None:
+            raise ConfigError("data belongs to one environment: say which, such as --env ALFWorld-v0")
         rows = [("environment", "split", "tasks", "sha256 of ids", "data")]
-        for env_id in [self.env] if self.env else ENV_IDS:
+        every = ENV_IDS if self.data_dir is None else (EnvArgs().env,)
+        for env_id in [self.env] if self.env else every:
             for split, tasks in manifests(env_id, self.data_dir).items():
                 if isinstance(tasks, TaskManifest):
                     rows.append((env_id, split, str(len(tasks)), tasks.sha256[:12], tasks.source))

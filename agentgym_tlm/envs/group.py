@@ -27,8 +27,12 @@ class EnvGroup:
     def __init__(self, spec: EnvSpec, kwargs: Mapping[str, Any], slots: Iterable[int]) -> None:
         self._make: Callable[[], gym.Env[str, str]] = partial(gym.make, spec, disable_env_checker=True, **kwargs)
         self._envs: dict[int, gym.Env[str, str] | None] = dict.fromkeys(slots)
-        for slot in slots:
-            self._env(slot)
+        try:
+            for slot in self._envs:
+                self._env(slot)
+        except BaseException:
+            self.close()
+            raise
 
     def reset(self, calls: Mapping[int, tuple[int, dict[str, Any]]]) -> dict[int, Any]:
         """Start an episode in each slot, given seed and options: what its ``reset`` returned, or a Failure."""

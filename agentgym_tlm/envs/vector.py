@@ -120,9 +120,9 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str | None], npt.NDArray[Any]]):
         options = dict(options or {})
         mask = self._mask(options.pop("reset_mask", None))
         tasks = self._per_slot("options['task_id']", options.pop("task_id", None), str)
-        seeds = self._per_slot(
-            "seed", [seed + slot for slot in range(self.num_envs)] if isinstance(seed, int) else seed, int
-        )
+        if isinstance(seed, (int, np.integer)):
+            seed = [int(seed) + slot for slot in range(self.num_envs)]
+        seeds = self._per_slot("seed", seed, int)
         calls = {}
         for slot in np.flatnonzero(mask).tolist():
             task = {} if tasks[slot] is None else {"task_id": tasks[slot]}
@@ -221,7 +221,9 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str | None], npt.NDArray[Any]]):
 
     def _per_slot(self, what: str, value: Any, kind: type) -> list[Any]:
         """A value for all slots, or a list with one or None for each, as a list."""
-        values = list(value) if isinstance(value, (list, tuple, np.ndarray)) else [value] * self.num_envs
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        values = list(value) if isinstance(value, (list, tuple)) else [value] * self.num_envs
         if len(values) != self.num_envs:
             raise ConfigError(f"{what} has {len(values)} values for {self.num_envs} slots")
         if wrong := [value for value in values if value is not None and not isinstance(value, kind)]:

@@ -119,8 +119,9 @@ class WorkerPool:
 
     def _tell(self, messages: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         results = self._exchange(messages)
-        if len(self._workers) < len(self._slots):
-            raise EnvironmentFailureError("; ".join(dict.fromkeys(failure.message for failure in self._lost.values())))
+        for index in range(len(self._slots)):  # which is also the worker's first slot
+            if index not in self._workers:
+                raise EnvironmentFailureError(self._lost[index].message)
         return results
 
     def _require_all(self) -> None:
@@ -224,7 +225,7 @@ class _Worker:
         self._process.join(1.0)
         message = f"{self.name} died with exit code {self._process.exitcode} at {self._command!r}"
         if self._command == "start":
-            message += "; a script that starts workers must do it under `if __name__ == '__main__':`"
+            message += "; it imports the script, which must be a file and act only under `if __name__ == '__main__':`"
         return Failure(message)
 
     def leave(self) -> None:

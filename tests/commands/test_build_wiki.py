@@ -33,7 +33,14 @@ def test_output_can_be_named(tmp_path: Path) -> None:
     assert isinstance(OfflineWikipedia(output).search("Tarnwick"), Page)
 
 
-def test_a_missing_corpus_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build-wiki"], "needs a corpus"),
+        (["build-wiki", "/nowhere/corpus.jsonl"], "/nowhere/corpus.jsonl cannot be read"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2 and a remedy, no traceback."""
-    assert main(["data", "build-wiki", "/nowhere/corpus.jsonl"]) == 2
-    assert "/nowhere/corpus.jsonl cannot be read" in capsys.readouterr().err
+    assert main(["data", *arguments]) == 2
+    assert message in capsys.readouterr().err

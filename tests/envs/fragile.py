@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 from agentgym_tlm.envs.base import Info
 from agentgym_tlm.envs.registration import register
@@ -18,6 +18,7 @@ class FragileEnv(ToyEnv):
 
     in_process = False
     fail_reset: str | None = None
+    times_closed: ClassVar[int] = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         if (message := self.fail_reset) is not None:
@@ -40,6 +41,10 @@ class FragileEnv(ToyEnv):
         if action == "pid":
             return (str(os.getpid()), *super().step("look")[1:])
         return super().step(action)
+
+    def close(self) -> None:
+        super().close()
+        FragileEnv.times_closed += 1
 
     def secret(self) -> Any:
         """Something that no pipe can carry."""

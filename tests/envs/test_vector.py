@@ -20,10 +20,10 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 
-import tests.envs.fragile
 import tests.toy_env  # noqa: F401
 from agentgym_tlm.envs.vector import TextVectorEnv
-from agentgym_tlm.errors import ConfigError, TaskNotFoundError
+from agentgym_tlm.errors import ConfigError, EnvironmentFailureError, TaskNotFoundError
+from tests.envs.fragile import FragileEnv
 
 TASK = "lamp-study-hall"
 PLAN = ("go to study", "take lamp", "go to hall", "put lamp")
@@ -162,7 +162,8 @@ def test_seeds_choose_the_tasks_in_any_process() -> None:
         runs.append(tasks)
     assert runs[0] == runs[1]
     assert len({task for pair in runs[0] for task in pair}) > 3
-    assert plain.reset(seed=[None, 40])[1]["task_id"][1] == runs[0][0][1]
+    for seed in ([None, 40], np.array([39, 40]), np.int64(39)):
+        assert plain.reset(seed=seed)[1]["task_id"][1] == runs[0][0][1]  # type: ignore[arg-type]
     parallel.close()
 
 
@@ -276,7 +277,9 @@ def test_slots_of_one_worker_are_lost_together() -> None:
     assert infos["stop_reason"].tolist() == [None, None, "env_error"]
     worker = int(worker_pids(envs)[0])
     os.kill(worker, signal.SIGKILL)
-    next(child for child in multiprocessing.active_children() if child.pid == worker).join()
+    for child in multiprocessing.active_children():
+        if child.pid == worker:
+            child.join()
     assert envs.step(["look"] * 3)[4]["stop_reason"].tolist() == ["env_error"] * 3
     assert envs.reset()[1]["stop_reason"].tolist() == [None] * 3
     envs.close()
@@ -328,6 +331,18 @@ def test_attributes_and_methods_of_the_environments(two: TextVectorEnv) -> None:
     envs = make("ALFWorld-v0", num_games=3, render_mode="ansi")
     observations, _ = envs.reset()
     assert envs.render() == observations
+
+
+def test_worker_that_dies_in_a_call_is_an_error_and_its_episode_is_lost() -> None:
+    """Half an answer would be taken for a whole one; what was being played is known to be lost."""
+    envs = make()
+    envs.reset()
+    with pytest.raises(EnvironmentFailureError, match=r"exit code -9 at 'call'"):
+        envs.call("step", "kill")
+    assert envs.step(["look", "look"])[4]["stop_reason"].tolist() == ["env_error"] * 2
+    assert envs.get_attr("render_mode") == (None, None)
+    assert envs.reset()[1]["stop_reason"].tolist() == [None] * 2
+    envs.close()
 
 
 def test_worker_is_renewed_after_its_episodes() -> None:
@@ -395,6 +410,7 @@ def test_interrupt_in_this_process_needs_a_reset() -> None:
     with pytest.raises(gym.error.ResetNeeded, match=r"slots \[0\]"):
         envs.step(["look", "look"])
     envs.step([None, "look"])
+    assert envs.step([None, None])[4] == {}
 
 
 @pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), signal.SIGKILL)", "raise SystemExit('bye')"])
@@ -462,6 +478,15 @@ def test_closing_twice_is_fine_and_using_after_is_not(workers: int) -> None:
     for name, *args in (("reset",), ("step", ["look"] * 2), ("call", "manifest")):
         with pytest.raises(gym.error.ClosedEnvironmentError):
             getattr(envs, name)(*args)
+
+
+def test_environments_that_nobody_uses_any_more_are_closed() -> None:
+    """An engine's processes and files are given back although nobody called close."""
+    before = FragileEnv.times_closed
+    envs = make(workers=0)
+    del envs
+    gc.collect()
+    assert FragileEnv.times_closed == before + 2
 
 
 @pytest.mark.parametrize(("workers", "cycles"), [(0, 200), (2, 10), pytest.param(2, 200, marks=pytest.mark.slow)])

@@ -22,7 +22,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentgym_tlm.assets import asset_path
+from agentgym_tlm.assets import EMBEDDED, asset_path
 from agentgym_tlm.envs.alfworld.generator import (
     DEFAULT,
     GENERATOR_VERSION,
@@ -37,8 +37,6 @@ from agentgym_tlm.errors import ConfigError, DataError, TaskNotFoundError
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
 DATA_VARIABLE = "ALFWORLD_DATA"
-EMBEDDED = "embedded"
-"""The ``data_dir`` that asks for the generator."""
 EMBEDDED_SIZES: Mapping[str, int] = {"train": 10000, "valid_seen": 140, "valid_unseen": 134}
 """Games of each split that the generator makes unless asked for another number; the last two are ALFWorld's."""
 

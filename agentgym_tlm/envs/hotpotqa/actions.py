@@ -42,6 +42,11 @@ def printable(text: str) -> str:
     return " ".join(_UNPRINTABLE.sub(" ", text).split())
 
 
+def encodable(text: str) -> str:
+    """``text`` with a question mark for each lone surrogate, which can neither be printed nor stored."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def _closing_bracket(text: str, start: int) -> int:
     """Where the bracket that was opened before ``start`` is closed; -1 if nowhere."""
     depth = 1

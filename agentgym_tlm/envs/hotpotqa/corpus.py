@@ -15,6 +15,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -40,7 +41,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
                     raise DataError(f"{path}: record {count + 1} is no JSON object but {str(record)[:40]!r}")
                 yield record
                 count += 1
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path} cannot be read after record {count}: {type(error).__name__} {error}") from error
     if not count:
         raise DataError(f"{path} is empty: fetch it again")

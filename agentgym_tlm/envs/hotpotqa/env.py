@@ -11,6 +11,7 @@ import gymnasium as gym
 
 from agentgym_tlm import __version__
 from agentgym_tlm.envs.base import Expert, Info, TaskManifest, TextEnv
+from agentgym_tlm.envs.hotpotqa.actions import encodable
 from agentgym_tlm.envs.hotpotqa.metrics import AnswerScore, score_answer
 from agentgym_tlm.envs.hotpotqa.question import Question
 from agentgym_tlm.envs.hotpotqa.rules import PROTOCOLS, Protocol, Rules, Snapshot
@@ -122,7 +123,7 @@ class HotpotQAEnv(TextEnv):
         self.compat = compat
         self.reveal_outcome = reveal_outcome or compat == "react"
         self._lists_commands = admissible_commands
-        self._is_live = wikipedia == "live"
+        self.engine_name = wikipedia if isinstance(wikipedia, str) else type(wikipedia).__name__
         source = open_questions(split, data_dir)
         self._questions = source.questions
         self.manifest = TaskManifest("HotpotQA-v0", split, source.description, tuple(source.questions))
@@ -149,7 +150,7 @@ class HotpotQAEnv(TextEnv):
         state = self._playing()
         if state.stop_reason is not None:
             raise gym.error.ResetNeeded(f"the episode is over ({state.stop_reason}): call reset()")
-        state = replace(self._rules.play(state, action), steps=state.steps + 1, last_action=action)
+        state = replace(self._rules.play(state, action), steps=state.steps + 1, last_action=encodable(action))
         terminated = state.answer is not None
         reward = self._reward(state) if terminated else 0.0
         if terminated:
@@ -192,6 +193,7 @@ class HotpotQAEnv(TextEnv):
     def version(self) -> dict[str, str]:
         return {
             "agentgym_tlm": __version__,
+            "engine": self.engine_name,
             "data": self.manifest.source,
             "wikipedia": self.encyclopedia.description,
             "protocol": self.protocol,
@@ -201,7 +203,7 @@ class HotpotQAEnv(TextEnv):
 
     def expert(self) -> Expert:
         """A player that knows the question's supporting facts. Raises ConfigError where these are not in the pages."""
-        if self._is_live:
+        if self.engine_name == "live":
             raise ConfigError(
                 "the expert knows the pages that questions were written on, which live ones are no longer"
             )

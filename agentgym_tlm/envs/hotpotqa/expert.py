@@ -7,8 +7,9 @@ stand too far down to be shown by the search. Its thoughts restate what was foun
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -44,20 +45,26 @@ class _Plan:
     stop: _Stop | None = None
 
 
-@dataclass
 class Oracle:
     """Plays one episode of ``question``; wins whenever ``max_steps`` allow an answer at all."""
 
-    question: Question
-    encyclopedia: Encyclopedia
-    protocol: Protocol = "react"
-    max_steps: int | None = None
-    _steps: int = 0
-    _stops: list[_Stop] | None = None
-    _open: _Stop | None = None
-    _pending: _Stop | None = None
-    _searching: bool = False
-    _news: list[str] = field(default_factory=list)
+    def __init__(
+        self,
+        question: Question,
+        encyclopedia: Encyclopedia,
+        protocol: Protocol = "react",
+        max_steps: int | None = None,
+    ) -> None:
+        self.question = question
+        self.encyclopedia = encyclopedia
+        self.protocol = protocol
+        self.max_steps = max_steps
+        self._steps = 0
+        self._open: _Stop | None = None
+        self._searched: _Stop | None = None
+        """The page that the last action searched for."""
+        self._news: list[str] = []
+        """What was found and has not been said yet."""
 
     def act(self, observation: str) -> tuple[str, str]:
         """Thought and action."""
@@ -70,7 +77,7 @@ class Oracle:
     def mistake(self, observation: str, rng: np.random.Generator) -> tuple[str, str] | None:
         """A misspelt title, a page that does not help, or a keyword that the page lacks; None if steps are short."""
         self._take_in(observation)
-        if self.max_steps is not None and self.max_steps - self._steps < self._steps_needed() + 2:
+        if self.max_steps is not None and self.max_steps - self._steps < self._steps_needed() + 1:
             return None
         options = list(self._mistakes(rng))
         if not options:
@@ -81,23 +88,21 @@ class Oracle:
 
     def _do(self, kind: str, argument: str, stop: _Stop | None) -> str:
         self._steps += 1
-        self._searching, self._pending = kind == "search", stop
-        if self._searching:
-            self._open = None
+        if kind == "search":
+            self._open, self._searched = None, stop
         return f"{kind.capitalize() if self.protocol == 'react' else kind}[{argument}]"
 
     def _take_in(self, observation: str) -> None:
         """Mark what the newest observation shows. Seeing it twice changes nothing."""
-        stop, self._pending = self._pending, None
-        if stop is not None and self._searching:
-            stop.visited = True
-            shown = self.protocol == "nat" or (stop.page is not None and observation == page_head(stop.page))
-            self._open = stop if shown else None
-            if not shown or self.protocol == "nat":
-                self._read(stop, observation)
-                stop.unread = []
-        for each in self._route():
-            self._read(each, observation)
+        for stop in self._route:
+            self._read(stop, observation)
+        searched, self._searched = self._searched, None
+        if searched is not None:
+            searched.visited = True
+            if self.protocol == "react" and searched.page is not None and observation == page_head(searched.page):
+                self._open = searched
+            else:
+                searched.unread = []
 
     def _read(self, stop: _Stop, observation: str) -> None:
         for fact in list(stop.unread):
@@ -108,7 +113,7 @@ class Oracle:
                 self._news.append(" ".join(words[:_QUOTED_WORDS]) + ("..." if len(words) > _QUOTED_WORDS else ""))
 
     def _plan(self) -> _Plan:
-        stop = next((each for each in self._route() if each.unread or not each.visited), None)
+        stop = next((each for each in self._route if each.unread or not each.visited), None)
         if stop is None or (self.max_steps is not None and self.max_steps - self._steps <= 1):
             return _Plan(f"So the answer is {self.question.answer}.", "finish", self.question.answer)
         if stop is not self._open:
@@ -118,7 +123,7 @@ class Oracle:
 
     def _steps_needed(self) -> int:
         """Steps that the plan takes from here if no page is open."""
-        todo = [stop for stop in self._route() if stop.unread or not stop.visited]
+        todo = [stop for stop in self._route if stop.unread or not stop.visited]
         return 1 + sum(1 + sum(self._keyword(stop, fact)[1] for fact in stop.unread) for stop in todo)
 
     def _keyword(self, stop: _Stop, fact: int) -> tuple[str, int]:
@@ -143,7 +148,7 @@ class Oracle:
             found = self.encyclopedia.search(wrong)
             if isinstance(found, Suggestions):
                 yield _Plan(f"I need to read about {without_explanation(wrong)}.", "search", wrong)
-                titles = [title for title in found.titles if title not in {stop.title for stop in self._route()}]
+                titles = [title for title in found.titles if title not in {stop.title for stop in self._route}]
                 if titles:
                     yield _Plan(f"Perhaps {without_explanation(titles[0])} has to do with it.", "search", titles[0])
         if self._open is not None and self._open.page is not None and self.protocol == "react":
@@ -152,22 +157,20 @@ class Oracle:
             if missing:
                 yield _Plan(f"Perhaps the page says more about {missing[0]}.", "lookup", missing[0])
 
-    def _route(self) -> Sequence[_Stop]:
+    @cached_property
+    def _route(self) -> list[_Stop]:
         """The supporting pages in the order in which they are read."""
-        if self._stops is None:
-            facts: dict[str, list[int]] = {}
-            for title, number in self.question.supporting_facts:
-                facts.setdefault(clean_title(title), []).append(number)
-            stops = [self._stop(title, numbers) for title, numbers in facts.items()]
-            self._stops = sorted(stops, key=self._distance)
-        return self._stops
+        facts: dict[str, list[int]] = {}
+        for title, number in self.question.supporting_facts:
+            facts.setdefault(clean_title(title), []).append(number)
+        return sorted((self._stop(title, numbers) for title, numbers in facts.items()), key=self._distance)
 
     def _stop(self, title: str, facts: list[int]) -> _Stop:
         found = self.encyclopedia.search(title)
         if not isinstance(found, Page):
             return _Stop(title, None, [])
-        known = [fact for fact in sorted(set(facts)) if fact < len(found.sentences) and found.sentences[fact].strip()]
-        return _Stop(title, found, known)
+        known = (fact for fact in sorted(set(facts)) if fact < len(found.sentences))
+        return _Stop(title, found, [fact for fact in known if content_words(found.sentences[fact])])
 
     def _distance(self, stop: _Stop) -> tuple[int, bool]:
         """Where the question names the page, then those that it does not name; those that hold the answer last."""

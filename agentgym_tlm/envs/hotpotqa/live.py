@@ -12,6 +12,7 @@ times, with pauses that are never longer than ``max_pause``; whatever then remai
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import threading
@@ -100,11 +101,12 @@ class LiveWikipedia:
         self._connect()
 
     def _connect(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._client: wikipediaapi.Wikipedia | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_client")}
+        return {name: value for name, value in vars(self).items() if name not in ("_process", "_lock", "_client")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -180,6 +182,8 @@ class LiveWikipedia:
 
     def _ask(self, request: Callable[[wikipediaapi.Wikipedia], T]) -> T | None:
         """The answer to a request, tried a few times; None when the title belongs to another wiki."""
+        if self._process != os.getpid():  # a fork must not share its parent's lock and sockets
+            self._connect()
         for attempt in range(ATTEMPTS):
             try:
                 with self._lock:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from agentgym_tlm.assets import Part
+from agentgym_tlm.envs.hotpotqa.corpus import read_records
 from agentgym_tlm.errors import DataError
 
 FILES = "*.json*"
@@ -44,30 +40,11 @@ def find_parts(path: Path) -> list[Part]:
 def check_part(name: str, path: Path) -> str:
     """Read every question of a split."""
     ids = set()
-    for number, record in enumerate(_records(path), start=1):
-        if not isinstance(record, dict):
-            raise DataError(f"{path}: record {number} is a {type(record).__name__}, not a question")
+    for number, record in enumerate(read_records(path), start=1):
         for field, kind in _FIELDS.items():
             if not isinstance(record.get(field), kind):
                 raise DataError(f"{path}: record {number} is no HotpotQA question: {field} must be a {kind.__name__}")
         if record["_id"] in ids:
             raise DataError(f"{path}: record {number} has the _id of an earlier one, {record['_id']!r}")
         ids.add(record["_id"])
-    if not ids:
-        raise DataError(f"{path} holds no question")
     return f"{len(ids):,} questions of {PUBLISHED[name]:,} published"
-
-
-def _records(path: Path) -> Iterator[Any]:
-    """The records of a JSON list or of JSON lines. Raises DataError when they cannot be read."""
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            if path.name.removesuffix(".gz").endswith(".jsonl"):
-                yield from map(json.loads, file)
-                return
-            records = json.load(file)
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise DataError(f"{path} is corrupt: {type(error).__name__} {error}") from error
-    if not isinstance(records, list):
-        raise DataError(f"{path} is a JSON {type(records).__name__}, not a list of questions")
-    yield from records

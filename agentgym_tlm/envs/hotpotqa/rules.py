@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from agentgym_tlm.envs.hotpotqa.actions import MAX_ARGUMENT_CHARS, Action, parse_action
+from agentgym_tlm.envs.hotpotqa.actions import MAX_ARGUMENT_CHARS, Action, encodable, parse_action
 from agentgym_tlm.envs.hotpotqa.question import Page
 from agentgym_tlm.envs.hotpotqa.wiki import STOP_WORDS, Encyclopedia
 
@@ -132,7 +132,7 @@ class Rules:
 
     def _invalid(self, state: Snapshot, text: str) -> Snapshot:
         if self.compat:
-            observation = f"Invalid action: {text.strip()[:MAX_ARGUMENT_CHARS]}"
+            observation = f"Invalid action: {encodable(text.strip()[:MAX_ARGUMENT_CHARS])}"
         else:
             observation = f"Invalid action. The actions are {_ACTIONS[self.protocol]}."
         return replace(state, observation=observation, action_valid=False)

@@ -1,8 +1,9 @@
 """Where questions, and the pages that answer them, come from: official HotpotQA files or the embedded world.
 
-:func:`open_questions` looks, in this order, at an explicit ``data_dir``, at ``$HOTPOTQA_DATA``, and falls back to the
-embedded world only when neither is given; what is given but cannot be read is an error. Nothing is written to a data
-folder. Questions are kept per process, so any number of environments share them.
+:func:`open_questions` looks, in this order, at an explicit ``data_dir``, at ``$HOTPOTQA_DATA``, and at what
+``agentgym-tlm data import hotpotqa`` has brought into the cache; the embedded world is used when there is none of them.
+What is there but cannot be read is an error. ``data_dir="embedded"`` asks for the embedded world. Nothing is written to
+a data folder. Questions are kept per process, so any number of environments share them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from agentgym_tlm.assets import EMBEDDED, asset_path
 from agentgym_tlm.envs.hotpotqa.corpus import read_records
+from agentgym_tlm.envs.hotpotqa.official import PUBLISHED, STEMS, SUFFIXES
 from agentgym_tlm.envs.hotpotqa.offline import BUILD_COMMAND, OfflineWikipedia, temporary_wiki
 from agentgym_tlm.envs.hotpotqa.question import Question
 from agentgym_tlm.errors import ConfigError, DataError
@@ -25,18 +28,12 @@ from agentgym_tlm.errors import ConfigError, DataError
 SPLITS = ("train", "valid_seen", "valid_unseen", "dev", "dev500")
 DATA_VARIABLE = "HOTPOTQA_DATA"
 WIKI_FILE = "wiki.sqlite"
-DEV_SIZE = 7405
-"""Questions in the official development set."""
+DEV_SIZE = PUBLISHED["dev"]
 
 _EMBEDDED_SPLITS = ("train", "valid_seen", "valid_unseen")
-_STEMS = {
-    "train": ("hotpot_train_v1.1", "train_distractor", "train"),
-    "dev": ("hotpot_dev_distractor_v1", "dev_distractor", "hotpot_dev_fullwiki_v1", "dev_fullwiki", "dev"),
-}
-_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _REMEDY = (
     "fetch hotpot_train_v1.1.json and hotpot_dev_distractor_v1.json from the HotpotQA project and point data_dir or "
-    f"${DATA_VARIABLE} to their folder, or leave both unset to play the embedded world's questions"
+    f"${DATA_VARIABLE} to their folder, or play the embedded world's questions with data_dir='embedded'"
 )
 
 
@@ -57,7 +54,9 @@ def open_questions(split: str, data_dir: str | os.PathLike[str] | None = None) -
     origin = "data_dir"
     if data_dir is None and os.environ.get(DATA_VARIABLE):
         data_dir, origin = os.environ[DATA_VARIABLE], f"${DATA_VARIABLE}"
-    if data_dir is not None:
+    if data_dir is None:
+        data_dir, origin = asset_path("hotpotqa"), "imported data"
+    if data_dir is not None and data_dir != EMBEDDED:
         folder = Path(data_dir).expanduser().resolve()
         if not folder.is_dir():
             raise DataError(f"{origin}={data_dir} is no folder: {_REMEDY}")
@@ -108,7 +107,7 @@ def _official(folder: Path, split: str) -> dict[str, Question]:
     if split == "dev500":
         if len(dev) != DEV_SIZE:
             raise DataError(
-                f"dev500 is a choice among the {DEV_SIZE:,} questions of the official development set, and "
+                f"dev500 is a choice among the {PUBLISHED['dev']:,} questions of the official development set, and "
                 f"{dev_file[0]} has {len(dev):,}: fetch hotpot_dev_distractor_v1.json, or play the split dev"
             )
         rows = list(dev.items())
@@ -132,7 +131,7 @@ def _pages(question: Question) -> set[str]:
 
 def _find(folder: Path, split: str) -> tuple[Path, int]:
     """File of the official ``split``, and when it was modified."""
-    names = [stem + suffix for stem in _STEMS[split] for suffix in _SUFFIXES]
+    names = [stem + suffix for stem in STEMS[split] for suffix in SUFFIXES]
     for name in names:
         if (path := folder / name).is_file():
             return path, path.stat().st_mtime_ns

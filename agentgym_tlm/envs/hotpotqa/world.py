@@ -1,7 +1,7 @@
 """The embedded world: an invented encyclopedia and multi-hop questions about it, as a stand-in for HotpotQA's.
 
-It is generated from a seed within a second, and small in words: a model of a million weights can learn to read it. As
-in HotpotQA, a *bridge* question names one page and is answered on a second one, to which the first leads; a
+It is generated from a seed within a second, and has some 1,200 different words, few enough for a model of a million
+weights. As in HotpotQA, a *bridge* question names one page and is answered on a second one, to which the first leads; a
 *comparison* question is about two named pages, and its answer is one of them, or yes or no. What differs:
 
 1. The language is plain: every fact has a sentence of its own, with the subject replaced by a pronoun or "the town".
@@ -50,7 +50,9 @@ _SECOND_PART = {
     "song": 16, "book": 24, "film": 16,
 }  # fmt: skip
 _PAGE_LENGTHS = (5, 5, 6, 6, 7, 8, 9)
+"""Sentences of a page, unless its facts need more."""
 _MOST_COMPARED = 100
+"""Things of one kind out of which pairs are made."""
 
 T = TypeVar("T")
 
@@ -82,6 +84,7 @@ def embedded_world(seed: int = 0) -> World:
     seen_bridges, seen_comparisons = _bridges(first, rng, unseen=False), _comparisons(first, rng, unseen=False)
     unseen_bridges, unseen_comparisons = _bridges(second, rng, unseen=True), _comparisons(second, rng, unseen=True)
     questions = {}
+    # valid_seen comes first: train goes on where it stops, and has many more questions of each combination.
     for split, bridges, comparisons in (
         ("valid_seen", seen_bridges, seen_comparisons),
         ("train", seen_bridges, seen_comparisons),

@@ -20,9 +20,9 @@ def normalize_action(action: str) -> str:
     Everything else is left to the simulator's parser: it ignores case and articles, and takes ``kitchen door`` and
     ``door to kitchen`` for the same thing.
     """
-    before, action = action, _BLANK.sub(" ", action.encode(errors="replace").decode()).strip()
-    while action != before:
-        before, action = action, action.strip(_QUOTES).removesuffix(".").strip()
+    action = _BLANK.sub(" ", action.encode(errors="replace").decode()).strip()
+    while (shorter := action.strip(_QUOTES).removesuffix(".").strip()) != action:
+        action = shorter
     return action
 
 

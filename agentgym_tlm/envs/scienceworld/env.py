@@ -44,9 +44,10 @@ class ScienceWorldEnv(TextEnv):
 
     ## Action Space
     Text. Any string is accepted: what counts is whether the simulator's parser understands it, not whether it is in the
-    list of valid actions, which misses some that work (allenai/ScienceWorld#48). ``info["parse_status"]`` is ``ok``,
-    ``unknown``, ``ambiguous``, or ``java_error`` (a part of the simulator failed; its text may be in the observation),
-    and ``info["action_valid"]`` is whether it is ``ok``. Case, articles, control characters, surrounding quotes and a
+    list of valid actions, which misses some that work (allenai/ScienceWorld#48) and has some that do not.
+    ``info["parse_status"]`` is ``ok``, ``unknown``, ``ambiguous``, or ``java_error`` (a part of the simulator failed;
+    its text may be in the observation), and ``info["action_valid"]`` is whether it is ``ok``. Case, articles, control
+    characters, surrounding quotes and a
     final period do not matter. ``help`` lists the forms of actions, ``objects`` what can be named, ``task`` the task.
     ``reset task``, with which the simulator lets a failed agent go on, is unknown here. ``use X on Y`` always needs two
     things. Doors go by ``kitchen door`` and ``door to kitchen`` alike.
@@ -67,9 +68,10 @@ class ScienceWorldEnv(TextEnv):
     ## Rewards
     ``info["score"]`` is the simulator's score divided by 100 and clipped at 0, so that episodes can be averaged;
     ``info["best_score"]`` is the highest so far. With ``reward="delta"`` a step is rewarded with the change of the
-    score, which adds up to the final one; with ``"final"`` the last step with the score. A score above 0 says little:
-    walking into the right room can be worth 0.3. ``info["won"]`` is a score of 100 and nothing less: "done with a score
-    above 0" counts failures by time-out, which has inflated published numbers.
+    score, with ``"final"`` the last step with the score. A score above 0 says little: walking into the right room can
+    be worth 0.3, and beginning there as well, in which case the rewards add up to less than the final score.
+    ``info["won"]`` is a score of 100 and nothing less: "done with a score above 0" counts failures by time-out, which
+    has inflated published numbers.
 
     ## Episode End
     ``terminated`` when the task is done (``won``), or failed for good: by focusing on a wrong thing, even after doing
@@ -345,10 +347,12 @@ def _task_ids(
         if wrong := sorted(number for number in variations or () if not 0 <= number <= last):
             raise ConfigError(f"{name} has the variations 0 to {last}, not {', '.join(map(str, wrong))}")
     task_ids = tuple(
-        f"{name}/{number}"
-        for name in names
-        for number in protocol.choose(name, split)
-        if variations is None or number in variations
+        sorted(
+            f"{name}/{number}"
+            for name in names
+            for number in protocol.choose(name, split)
+            if variations is None or number in variations
+        )
     )
     if not task_ids:
         raise ConfigError(f"the split {split!r} of protocol {protocol.name!r} has none of these tasks and variations")

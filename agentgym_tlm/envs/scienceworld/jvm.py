@@ -24,7 +24,7 @@ import socket
 import subprocess
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,10 +88,11 @@ class Jvm:
             raise EnvironmentFailureError(f"Java does not start: {error}") from error
         try:
             self.connection = Connection(*self._read_address(time.monotonic() + START_SECONDS))
+            self._prepare(self.connection.call)
         except BaseException as error:
             self._kill()
-            if isinstance(error, OSError):
-                raise EnvironmentFailureError(f"Java's server does not accept calls: {error}") from error
+            if isinstance(error, (OSError, JavaError)):
+                raise EnvironmentFailureError(f"Java's server does not take calls: {error}") from error
             raise
         _running.add(self)
 
@@ -133,6 +134,17 @@ class Jvm:
             return "Java ran out of memory; set _JAVA_OPTIONS=-Xmx1g to give it more"
         return f"Java was killed by signal {-code}" if code < 0 else f"Java ended with exit code {code}"
 
+    def _prepare(self, call: Callable[..., Any]) -> None:
+        """Silence the process, as nobody reads its output from now on, and make its replies prompt."""
+        nothing = call(Ref("z:java.io.PrintStream"), "new", call(Ref("z:java.io.OutputStream"), "nullOutputStream"))
+        call(Ref("z:java.lang.System"), "setOut", nothing)
+        call(Ref("z:java.lang.System"), "setErr", nothing)
+        # A reply above 8 KB is sent in pieces, each of which would wait 40 ms for the receipt of the one before.
+        server = Ref("GATEWAY_SERVER")
+        connections = call(call(server, "getClass"), "getDeclaredField", "connections")
+        call(connections, "setAccessible", True)
+        call(call(call(call(connections, "get", server), "get", 0), "getSocket"), "setTcpNoDelay", True)
+
     def _kill(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -168,7 +180,8 @@ class Connection:
     """Calls into a Java process, one batch at a time. After any error but JavaError it cannot be used any more."""
 
     def __init__(self, port: int, token: str) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=START_SECONDS)
+        self.address = ("127.0.0.1", port)
+        self._socket = socket.create_connection(self.address, timeout=START_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = b""
         self._exchange([f"A\n{token}\n"], time.monotonic() + START_SECONDS)

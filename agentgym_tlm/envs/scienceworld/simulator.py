@@ -21,6 +21,7 @@ happens, differs from run to run, as it does with the stock simulator (allenai/S
 from __future__ import annotations
 
 import os
+import re
 import threading
 import weakref
 from collections import deque
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgym_tlm.envs.scienceworld.java import gateway_jar, simulator_jar
-from agentgym_tlm.envs.scienceworld.jvm import Call, JavaError, Jvm, Ref
+from agentgym_tlm.envs.scienceworld.jvm import START_SECONDS, Call, JavaError, Jvm, Ref
 from agentgym_tlm.errors import EnvironmentFailureError
 
 NO_MATCH = "No known action matches that input."
@@ -87,7 +88,7 @@ class Simulator:
     """
 
     def __init__(self, java: str, *, deterministic: bool, timeout: float) -> None:
-        self._timeout = timeout
+        self._timeout = START_SECONDS
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._failure: str | None = None
@@ -102,6 +103,7 @@ class Simulator:
         except JavaError as error:
             self.close()
             raise EnvironmentFailureError(f"the simulator does not start: {error}") from error
+        self._timeout = timeout
 
     @property
     def pid(self) -> int:
@@ -116,18 +118,13 @@ class Simulator:
     def load(self, task: str, variation: int, simplifications: str) -> World:
         """A new world, in which nothing has happened yet; ``simplifications`` are names with commas."""
         with self._lock:
-            self._load(task, variation, simplifications, gold=False)
-            option = self._call(self._front, "agentInterface")
-            agent = self._call(option, "get")
-            task_ref, parser, description = self._batch(
-                [Call(agent, "task"), Call(agent, "inputParser"), Call(agent, "getTaskDescription")]
-            )
-            goals = self._call(task_ref, "goalSequence")
-            self._garbage.append(task_ref)
-            world = World(description, simplifications, option, agent, goals, parser)
-            weakref.finalize(world, self._garbage.extend, (option, agent, goals, parser)).atexit = False
-            self._current = world
-            return world
+            return self._load(task, variation, simplifications)
+
+    def load_with_gold_path(self, task: str, variation: int, simplifications: str) -> tuple[World, list[str]]:
+        """A new world, and what the simulator's own expert, which knows everything, would do in it."""
+        with self._lock:
+            world = self._load(task, variation, simplifications, gold=True)
+            return world, self._strings(self._call(self._front, "getGoldActionSequence"))
 
     def step(self, world: World, action: str) -> State:
         """Perform an action in a world, or ask one of ``FRONT_WORDS``. Any string is answered."""
@@ -162,18 +159,25 @@ class Simulator:
             score=round(100 * score),
             completed=completed,
             moves=moves,
-            look=look,
-            inventory=inventory,
+            look=_tidy(look),
+            inventory=_tidy(inventory),
             ambiguous=ambiguous,
             crashed=crashed,
         )
 
     def valid_actions(self, world: World) -> list[str]:
-        """All actions that the simulator proposes now, sorted: up to 1,400 in a kitchen."""
+        """All actions that the simulator proposes now, sorted: up to 1,400 in a kitchen. Leaves no trace.
+
+        Of several names that a thing has, the simulator draws one by its random number generator: that is put back, so
+        that what happens later does not depend on whether somebody asked.
+        """
         with self._lock:
             self._enter(world)
-            calls = [self._facing(world), Call(self._front, "getValidActionObjectCombinations")]
-            return sorted(set(self._strings(self._batch(calls)[1])))
+            listing = [self._facing(world), Call(self._front, "getValidActionObjectCombinations")]
+            *shared, _, actions = self._batch([*self._saving, *listing])
+            joined, *_ = self._batch([Call(_STRING, "join", ("\n", actions)), *self._restoring(*shared)])
+            self._garbage.append(actions)
+            return sorted(set(joined.split("\n")))
 
     def cancel_question(self, world: World) -> None:
         """Forget which readings of an ambiguous action there were; takes no time, unlike answering with nonsense."""
@@ -181,36 +185,12 @@ class Simulator:
             self._enter(world)
             self._call(world.parser, "clearAmbiguousState")
 
-    def gold_path(self, task: str, variation: int, simplifications: str) -> list[str]:
-        """What the simulator's own expert, which knows everything, does in a new world; [] when it finds no way."""
-        with self._lock:
-            self._load(task, variation, simplifications, gold=True)
-            return self._strings(self._call(self._front, "getGoldActionSequence"))
-
-    def task_names(self) -> list[str]:
-        """The tasks that this version of the simulator has."""
-        with self._lock:
-            return self._strings(self._call(self._front, "getTaskNames"))
-
-    def variations(self, task: str) -> tuple[int, list[list[int]]]:
-        """How many a task has, and which of them are the official training, development and test split."""
-        with self._lock:
-            self._load(task, 0, "", gold=False)
-            splits = [f"getVariations{name}" for name in ("Train", "Dev", "Test")]
-            count, *lists = self._batch(
-                [Call(self._front, "getTaskMaxVariations", (task,)), *(Call(self._front, name) for name in splits)]
-            )
-            texts = self._batch([Call(numbers, "toString") for numbers in lists])
-            self._garbage.extend(lists)
-            return count, [[int(number) for number in text.strip("[]").split(",")] for text in texts]
-
     def close(self) -> None:
         """End the Java process. Safe to call twice."""
         self._failure = self._failure or "the simulator has been closed: call reset() to go on with a new one"
         self._finalizer()
 
-    def _load(self, task: str, variation: int, simplifications: str, *, gold: bool) -> None:
-        """Make the front hold a new world, whose state is then the one in force."""
+    def _load(self, task: str, variation: int, simplifications: str, *, gold: bool = False) -> World:
         if self._current is not None:
             count, seed = self._batch(self._saving)
             self._current.shared = (count, seed)
@@ -218,14 +198,23 @@ class Simulator:
         message = self._call(self._front, "load", task, variation, simplifications, gold)
         if message:
             raise EnvironmentFailureError(f"the simulator does not load {task}/{variation}: {message}")
-        self._simplifications = simplifications
+        option = self._call(self._front, "agentInterface")
+        agent = self._call(option, "get")
+        task_object, parser, description = self._batch(
+            [Call(agent, "task"), Call(agent, "inputParser"), Call(agent, "getTaskDescription")]
+        )
+        goals = self._call(task_object, "goalSequence")
+        self._garbage.append(task_object)
+        world = World(description, simplifications, option, agent, goals, parser)
+        weakref.finalize(world, self._garbage.extend, (option, agent, goals, parser)).atexit = False
+        self._current, self._simplifications = world, simplifications
+        return world
 
     def _enter(self, world: World) -> None:
         """Put in force what the worlds share, as ``world`` left it."""
         if self._current is world:
             return
-        count, seed = world.shared
-        restoring = [Call(_IDS, "count_$eq", (count,)), Call(self._random, "setSeed", (seed ^ _SCRAMBLE,))]
+        restoring = self._restoring(*world.shared)
         if self._simplifications != world.simplifications:
             restoring.append(Call(_SIMPLIFIER, "parseSimplificationStr", (world.simplifications,)))
         if self._current is None:
@@ -240,21 +229,16 @@ class Simulator:
     def _saving(self) -> list[Call]:
         return [Call(_IDS, "count"), Call(self._seed, "get", (self._random,))]
 
+    def _restoring(self, count: int, seed: int) -> list[Call]:
+        return [Call(_IDS, "count_$eq", (count,)), Call(self._random, "setSeed", (seed ^ _SCRAMBLE,))]
+
     def _facing(self, world: World) -> Call:
         """Turns the front, which answers for the world that was loaded last, to another."""
         return Call(self._front, "agentInterface_$eq", (world.option,))
 
     def _prepare(self) -> None:
-        """Silence the process, make its replies prompt, and find the objects that all worlds share."""
+        """Find the objects that all worlds share."""
         call = self._call
-        silence = call(Ref("z:java.io.OutputStream"), "nullOutputStream")
-        printer = call(Ref("z:java.io.PrintStream"), "new", silence)
-        self._batch([Call(Ref("z:java.lang.System"), method, (printer,)) for method in ("setOut", "setErr")])
-        # A reply above 8 KB is sent in pieces, each of which would wait 40 ms for the receipt of the one before.
-        server = Ref("GATEWAY_SERVER")
-        connections = call(call(server, "getClass"), "getDeclaredField", "connections")
-        call(connections, "setAccessible", True)
-        call(call(call(call(connections, "get", server), "get", 0), "getSocket"), "setTcpNoDelay", True)
         self._front = call(Ref("z:scienceworld.runtime.pythonapi.PythonInterface"), "new")
         scala_random = call(call(call(_CLASS, "forName", "scala.util.Random$"), "getField", "MODULE$"), "get", None)
         self._random = call(scala_random, "self")
@@ -290,6 +274,11 @@ class Simulator:
             if isinstance(error, OSError):
                 raise EnvironmentFailureError(self._failure) from error
             raise
+
+
+def _tidy(text: str) -> str:
+    """Spaces as the simulator has them in observations."""
+    return re.sub(" +", " ", text.strip())
 
 
 _shared: dict[tuple[str, bool, float], Simulator] = {}

@@ -78,6 +78,11 @@ def test_damaged_archives_are_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(DataError, match=r"corpus\.jsonl\.gz cannot be read after record"):
         list(read_pages([path]))
+    whole_file = bytearray(write_lines(path, whole).read_bytes())
+    whole_file[500:600] = bytes(100)
+    path.write_bytes(whole_file)
+    with pytest.raises(DataError, match="cannot be read after record"):
+        list(read_pages([path]))
     path.write_bytes(gzip.compress(b"x")[:5])
     with pytest.raises(DataError, match="after record 0"):
         list(read_pages([path]))

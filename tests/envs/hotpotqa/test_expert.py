@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from agentgym_tlm.envs.hotpotqa.env import HotpotQAEnv
+from agentgym_tlm.envs.hotpotqa.expert import Oracle
 from agentgym_tlm.envs.hotpotqa.offline import OfflineWikipedia
+from agentgym_tlm.envs.hotpotqa.question import Question
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.rollout import rollout
@@ -102,15 +104,14 @@ def test_short_episodes_are_answered_in_time(library: Path, limit: int) -> None:
     assert actions(env, "q2")[-1] == "Finish[Sund]"
 
 
-def test_missing_pages_are_passed_over(library: Path, wiki: OfflineWikipedia, tmp_path: Path) -> None:
+def test_missing_pages_are_passed_over(wiki: OfflineWikipedia) -> None:
     """A corpus that lacks a page costs one search, and the expert goes on."""
-    from agentgym_tlm.envs.hotpotqa.expert import Oracle
-    from agentgym_tlm.envs.hotpotqa.question import Question
-
-    facts = (("Nowhere", 0), ("Vellmar", 9), ("Tarnwick", 0))
+    facts = (("Nowhere", 0), ("Vellmar", 9), ("Tarnwick", 0), ("Empty Page", 0))
     expert = Oracle(Question("x", "Where?", "there", "bridge", "hard", facts), wiki)
-    played = [expert.act(observation)[1] for observation in ("Question: Where?", "Could not find", "Vellmar is", "")]
-    assert played == ["Search[Nowhere]", "Search[Vellmar]", "Search[Tarnwick]", "Finish[there]"]
+    played = [
+        expert.act(observation)[1] for observation in ("Question: Where?", "Could not find", "Vellmar is", "", "")
+    ]
+    assert played == ["Search[Nowhere]", "Search[Vellmar]", "Search[Tarnwick]", "Search[Empty Page]", "Finish[there]"]
 
 
 def test_expert_plays_the_nat_protocol(library: Path) -> None:

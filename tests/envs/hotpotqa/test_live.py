@@ -1,6 +1,7 @@
 """The live Wikipedia, against a server that answers and fails as it does. The client is the real one."""
 
 import json
+import multiprocessing
 import pickle
 import sqlite3
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +242,25 @@ def test_threads_ask_one_after_another(server: MediaWiki, make: Callable[..., Li
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(wiki.search, ["Orla Brandt", "O. Brandt", "Mercury", "Orla"] * 4))
     assert [type(each) for each in found] == [Page, Page, Suggestions, Suggestions] * 4
+
+
+def _search(wiki: LiveWikipedia, pipe: Connection) -> None:
+    pipe.send(wiki.search("O. Brandt"))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_connect_anew(make: Callable[..., LiveWikipedia], method: str) -> None:
+    """A worker that shared its parent's sockets would read answers that are not its own, or wait for ever."""
+    wiki = make()
+    wiki.search("Orla Brandt")
+    context = multiprocessing.get_context(method)
+    here, there = context.Pipe()
+    with wiki._lock:  # as if another thread were asking at the moment of the fork
+        process = context.Process(target=_search, args=(wiki, there))  # type: ignore[attr-defined]
+        process.start()
+    assert here.poll(30), "the worker hangs"
+    assert here.recv() == Page("Orla Brandt", BRANDT)
+    process.join()
 
 
 @pytest.mark.parametrize("contact", [None, "", "me", "a\n@b"])
