@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple, TypeVar
 
-from gymnasium.error import UnregisteredEnv
+from gymnasium.error import Error as GymnasiumError
 from rich.console import Console
 
 import agentgym_tlm
@@ -51,17 +51,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     stderr = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     try:
         return _run(sys.argv[1:] if argv is None else argv)
-    except (AgentGymError, UnregisteredEnv) as error:
-        if os.environ.get("AGENTGYM_TLM_DEBUG") == "1":
-            raise
-        stderr.print(f"error: {error}", style="red")
-        return 2
     except KeyboardInterrupt as interrupt:
         stderr.print(f"\nInterrupted. {' '.join(map(str, interrupt.args))}".rstrip())
         return 130
     except BrokenPipeError:  # the reader of the output has gone, as in `agentgym-tlm envs | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except (AgentGymError, GymnasiumError, OSError) as error:
+        if os.environ.get("AGENTGYM_TLM_DEBUG") == "1":
+            raise
+        stderr.print(f"error: {_explain(error)}", style="red")
+        return 2
+
+
+def _explain(error: Exception) -> str:
+    """One line on an error; for one of the operating system, such as a full disk, what failed on which file."""
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join([str(name) for name in (error.filename, error.filename2) if name] + [error.strerror])
+    return str(error).replace("\n", " ")
 
 
 def _run(argv: Sequence[str]) -> int:

@@ -35,8 +35,9 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str) -> T:
     """Options from the command line, with the defaults of ``--config FILE.yaml`` where it is given.
 
     A group of options that may be None is switched on by giving any of its options. If ``options`` has a class method
-    ``defaults_for``, the defaults are what that makes of the options ``policy`` and ``env``. Exits as argparse does: 0
-    after ``--help``, 2 for an option that cannot be understood. Raises ConfigError for a file that cannot.
+    ``defaults_for``, the defaults are what that makes of the options ``policy`` and ``env``; if it has a method
+    ``loaded_from``, that is told which file they are from and returns those to use. Exits as argparse does: 0 after
+    ``--help``, 2 for an option that cannot be understood. Raises ConfigError for a file that cannot.
     """
     default: Any = options()
     path = _value(argv, "config")
@@ -46,6 +47,8 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str) -> T:
         default = defaults_for(_value(argv, "policy") or chosen.policy, _value(argv, "env") or chosen.envs.env)
     if path:
         default = load(default, Path(path))
+        loaded_from = getattr(default, "loaded_from", None)
+        default = default if loaded_from is None else loaded_from(Path(path))
     given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word.startswith("--")}
     with_config = dataclasses.make_dataclass(
         options.__name__,
@@ -169,6 +172,20 @@ def to_dict(options: Any) -> dict[str, Any]:
     return record
 
 
+def differences(options: Any, others: Any) -> dict[str, tuple[Any, Any]]:
+    """By dotted name, the options that have one value in ``options`` and another in ``others``."""
+    ours, theirs = _flat(to_dict(options)), _flat(to_dict(others))
+    pairs = {name: (ours.get(name), theirs.get(name)) for name in ours | theirs}
+    return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        values |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return values
+
+
 def option_names(options: type) -> Iterator[str]:
     """Dotted name of every option, as it is written in a file."""
     for name, field in _fields(options).items():
@@ -235,7 +252,10 @@ def _take(default: Any, values: dict[str, Any], prefix: str, known: Sequence[str
                     changes[name] = _convert(kind, value)
                 except _MismatchError:
                     raise ConfigError(f"{prefix}{name}: expected {_describe(kind)}, got {_show(value)}") from None
-    return dataclasses.replace(default, **changes)
+    try:
+        return dataclasses.replace(default, **changes)
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}{error}") from error
 
 
 def _unknown(key: str, known: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from agentgym_tlm.files import write_text
+from agentgym_tlm.files import to_json, write_text
 from agentgym_tlm.trajectory import StopReason, Trajectory
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ class EvalResult:
     def from_dict(cls, record: dict[str, Any]) -> EvalResult:
         """Inverse of :meth:`to_dict`."""
         record = {k: v for k, v in record.items() if k not in ("success_rate", "success_interval_95")}
+        for name in ("mean_score", "mean_turns", "invalid_action_rate"):
+            record[name] = math.nan if record[name] is None else record[name]
         record["success"] = Rate(**record["success"])
         record["by_task_type"] = {kind: Rate(**rate) for kind, rate in record["by_task_type"].items()}
         return cls(**record)
@@ -119,7 +121,7 @@ def _rate(trajectories: Sequence[Trajectory]) -> Rate:
 
 def write_results(path: Path, results: Sequence[EvalResult]) -> None:
     """Write results as JSON, atomically."""
-    write_text(path, json.dumps([result.to_dict() for result in results], indent=2) + "\n")
+    write_text(path, to_json([result.to_dict() for result in results], indent=2) + "\n")
 
 
 def read_results(path: Path) -> list[EvalResult]:

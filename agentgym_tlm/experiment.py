@@ -21,7 +21,6 @@ goes on with ``resume`` and ends with the same numbers:
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -34,11 +33,11 @@ import torch
 from accelerate import PartialState
 
 import agentgym_tlm
-from agentgym_tlm.config import dump
-from agentgym_tlm.errors import CheckpointError, ConfigError
+from agentgym_tlm.config import differences, dump, load
+from agentgym_tlm.errors import CheckpointError
 from agentgym_tlm.evaluate import EvalResult, write_results
-from agentgym_tlm.files import write_text
-from agentgym_tlm.policies import load_policy
+from agentgym_tlm.files import to_json, write_text
+from agentgym_tlm.loading import load_language_model
 from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
@@ -46,6 +45,7 @@ from agentgym_tlm.policies.tiny import TINY_FORMAT, build_tiny, tokenizer_texts
 from agentgym_tlm.prompt import ReactFormat
 from agentgym_tlm.recipes import ExperimentConfig
 from agentgym_tlm.rollout import RolloutProgress, logged_rollout, rollout
+from agentgym_tlm.trainers.args import RUN_INDEPENDENT
 from agentgym_tlm.trainers.base import Trainer
 from agentgym_tlm.trainers.checkpoint import latest_checkpoint
 from agentgym_tlm.trainers.collect import sampling_at
@@ -60,6 +60,11 @@ Training = Callable[[str], AbstractContextManager[Callable[[Mapping[str, float]]
 
 MONITORED_TASKS = 32
 """Tasks of an evaluation during training, which is for watching, not for reporting."""
+
+_HARMLESS = {"resume", "output_dir", "num_threads"} | {
+    f"{stage}.{name}" for stage in ("sft", "tlm_dre") for name in RUN_INDEPENDENT
+}
+"""Options that a resumed run may change."""
 
 
 class Experiment:
@@ -77,14 +82,17 @@ class Experiment:
         """All stages, or those that an earlier call left undone; the results are those of ``results.json``.
 
         Policies are passed from stage to stage through their folders, so that a resumed run is no different. Raises
-        CheckpointError when the folder holds another run, or this one and ``resume`` is off.
+        CheckpointError when the folder holds another run, this one and ``resume`` is off, or none and it is on; and
+        ConfigError for a policy that cannot be loaded, before anything is written.
         """
         config = self.config
+        sft_policy = config.sft_policy or self.folder / "sft" / "policy"
+        pretrained = self._pretrained(sft_policy)
         with PartialState().main_process_first():
             self._open_folder()
-        sft_policy = config.sft_policy or self.folder / "sft" / "policy"
         if not sft_policy.is_dir():
-            self._imitate(self.folder / "sft")
+            self._imitate(pretrained)
+        del pretrained  # the stages below load what they need
         results = self._evaluate(LanguageModelPolicy.load(sft_policy), "sft")
         if config.trainer != "sft":
             trained = self.folder / config.trainer / "policy"
@@ -96,10 +104,17 @@ class Experiment:
             write_results(self.folder / "results.json", results)
         return results
 
+    def _pretrained(self, sft_policy: Path) -> LanguageModelPolicy | None:
+        """What the imitation starts from, None if that is nothing or there is an SFT policy already."""
+        config = self.config
+        if config.sft_policy is not None:
+            load_language_model(str(sft_policy))
+            return None
+        return None if config.policy == "tiny" or sft_policy.is_dir() else load_language_model(config.policy)
+
     def _open_folder(self) -> None:
         """Create the run folder, or check that it holds this very run."""
         config, file = self.config, self.folder / "config.yaml"
-        text = dump(replace(config, resume=False, output_dir=self.folder))
         if not PartialState().is_main_process:
             return
         if file.exists():
@@ -107,16 +122,24 @@ class Experiment:
                 raise CheckpointError(
                     f"{self.folder} holds a run already: add --resume to go on with it, or choose another --output-dir"
                 )
-            if file.read_text(encoding="utf-8") != text:
+            changes = [
+                f"{name}: {before} -> {now}"
+                for name, (before, now) in differences(load(config, file), config).items()
+                if name not in _HARMLESS
+            ]
+            if changes:
                 raise CheckpointError(
-                    f"{self.folder} holds a run with other options (see its config.yaml): resume it "
+                    f"{self.folder} holds a run with other options ({', '.join(changes)}): resume it "
                     f"with --config {file} --resume, or choose another --output-dir"
                 )
             return
+        if config.resume:
+            raise CheckpointError(f"{self.folder} holds no run to go on with: leave --resume out to begin one there")
+        versions = self._versions()
+        manifests = {split: config.envs.manifest(split) for split in ("train", *config.evaluation.splits)}
         (self.folder / "manifests").mkdir(parents=True, exist_ok=True)
-        _write_json(self.folder / "versions.json", self._versions())
-        for split in ("train", *config.evaluation.splits):
-            manifest = config.envs.manifest(split)
+        _write_json(self.folder / "versions.json", versions)
+        for split, manifest in manifests.items():
             _write_json(
                 self.folder / "manifests" / f"{split}.json",
                 {
@@ -127,7 +150,7 @@ class Experiment:
                     "task_ids": list(manifest),
                 },
             )
-        write_text(file, text)
+        write_text(file, dump(replace(config, resume=False, output_dir=self.folder)))
 
     def _versions(self) -> dict[str, Any]:
         libraries = ("torch", "transformers", "accelerate", "gymnasium", "numpy")
@@ -139,13 +162,9 @@ class Experiment:
             **{name: metadata.version(name) for name in libraries},
         }
 
-    def _imitate(self, folder: Path) -> None:
-        """SFT on the expert's wins, from scratch for ``tiny``."""
-        config = self.config
-        tiny = config.policy == "tiny"
-        pretrained = None if tiny else load_policy(config.policy)
-        if pretrained is not None and not isinstance(pretrained, LanguageModelPolicy):
-            raise ConfigError(f"--policy {config.policy} is not a language model: there is nothing to train")
+    def _imitate(self, pretrained: LanguageModelPolicy | None) -> None:
+        """SFT on the expert's wins, from scratch without a pretrained policy."""
+        config, folder = self.config, self.folder / "sft"
         played = self._play_expert(TINY_FORMAT if pretrained is None else pretrained.format)
         expert = [trajectory for trajectory in played if trajectory.won]
         policy = pretrained or self._build_tiny(expert)
@@ -229,4 +248,4 @@ class Experiment:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1) + "\n")
+    write_text(path, to_json(value, indent=1) + "\n")

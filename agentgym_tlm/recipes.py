@@ -15,6 +15,8 @@ from typing import Annotated, Literal
 import tyro
 
 from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.ranges import COUNT, SEED, check_ranges, check_splits
 from agentgym_tlm.trainers.sft import SFTArguments
 from agentgym_tlm.trainers.tlm_dre import TLMDREArguments
 
@@ -28,10 +30,13 @@ class ExpertArguments:
     noise: float = 0.12
     """Share of turns that are a plausible mistake, from which the expert recovers; mistakes are never trained on."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, num_tasks=COUNT, noise="[0, 1)")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TinyArguments:
-    """Shape of the ``tiny`` policy."""
+    """Shape of the tiny policy."""
 
     hidden_size: int = 128
     """Width."""
@@ -43,6 +48,13 @@ class TinyArguments:
     """Width of the feed-forward part."""
     max_context: int = 4096
     """Longest episode, in tokens."""
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self, hidden_size=COUNT, layers=COUNT, heads=COUNT, intermediate_size=COUNT, max_context="[65, inf)"
+        )
+        if self.hidden_size % (2 * self.heads):
+            raise ConfigError(f"hidden_size={self.hidden_size} must be a multiple of twice heads={self.heads}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,24 +70,28 @@ class EvaluationArguments:
     n_slots: int = 64
     """Episodes side by side."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, num_tasks=COUNT, temperature="[0, inf)", n_slots=COUNT)
+        check_splits(self.splits)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
     """Train an agent: imitate the expert, align with a trainer, evaluate before and after."""
 
     trainer: Literal["sft", "tlm-dre"] = "tlm-dre"
-    """What goes on from the SFT policy; ``sft`` stops there."""
+    """What goes on from the SFT policy; sft stops there."""
     envs: Annotated[EnvArgs, tyro.conf.OmitArgPrefixes] = field(default_factory=EnvArgs)
     policy: str = "tiny"
-    """``tiny`` (from scratch), ``smollm2``, a folder, or a hub id; the defaults below depend on it."""
+    """tiny (from scratch), smollm2, a folder, or a hub id; the defaults below depend on it."""
     seed: int = 0
     """Seed of weights, data order and sampling: same seed and machine, same numbers."""
     output_dir: Path | None = None
-    """Run folder; None: ``runs/<environment>-<trainer>-<policy>-seed<seed>``."""
+    """Run folder; None: runs/<environment>-<trainer>-<policy>-seed<seed>."""
     resume: bool = False
     """Go on with the run folder where it stopped."""
     sft_policy: Path | None = None
-    """Folder of an SFT policy to start from, such as ``sft/policy`` of another run, instead of imitating the expert."""
+    """Folder of an SFT policy to start from, such as sft/policy of another run, instead of imitating the expert."""
     num_threads: int = 1
     """Torch threads on a CPU. More than one helps only on cores that are otherwise idle."""
     expert: ExpertArguments = field(default_factory=ExpertArguments)
@@ -83,6 +99,11 @@ class ExperimentConfig:
     sft: SFTArguments = field(default_factory=SFTArguments)
     tlm_dre: TLMDREArguments = field(default_factory=TLMDREArguments)
     evaluation: EvaluationArguments = field(default_factory=EvaluationArguments)
+
+    def __post_init__(self) -> None:
+        check_ranges(self, seed=SEED, num_threads=COUNT)
+        if self.policy in ("expert", "random", "human"):
+            raise ConfigError(f"policy {self.policy!r} is not a language model: there is nothing to train")
 
     @classmethod
     def defaults_for(cls, policy: str, env: str) -> ExperimentConfig:
@@ -97,6 +118,11 @@ class ExperimentConfig:
         name = f"{self.envs.env}-{self.trainer}-{Path(self.policy).name}-seed{self.seed}"
         return self.output_dir or Path("runs") / name.lower()
 
+    def loaded_from(self, file: Path) -> ExperimentConfig:
+        """These options, read from ``file``: a run folder's own config.yaml means that folder, wherever it is now."""
+        own = file.name == "config.yaml" and (file.parent / "versions.json").is_file()
+        return replace(self, output_dir=file.parent) if own else self
+
 
 def _tiny_alfworld(envs: EnvArgs) -> ExperimentConfig:
     return ExperimentConfig(
@@ -105,7 +131,7 @@ def _tiny_alfworld(envs: EnvArgs) -> ExperimentConfig:
         sft=SFTArguments(
             learning_rate=2e-3,
             per_device_train_batch_size=4,
-            num_train_epochs=1,
+            num_train_epochs=1.0,
             warmup_ratio=0.05,
             weight_decay=0.01,
             adam_beta2=0.98,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -42,6 +43,8 @@ def test_help_of_every_command_fits_and_shows_its_options(name: str, capsys: pyt
     shown = capsys.readouterr().out
     assert f"agentgym-tlm {name}" in shown
     assert "--help" in shown
+    assert "``" not in shown
+    assert "(default: )" not in shown
 
 
 @pytest.mark.parametrize("argv", [("data",), ("data", "--help")])
@@ -88,6 +91,70 @@ def test_error_is_one_line_without_traceback(tmp_path: Path) -> None:
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
     assert f"{tmp_path}/nowhere" in line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "play --env CartPole-v1",
+        "play --env NoSuchEnv-v0",
+        "play --seed -1",
+        "play --max-episode-steps 0",
+        "play --env-kwargs num_gmes=3",
+        "play --log /etc/passwd/log.jsonl",
+        "eval --policy expert --num-threads 0",
+        "eval --policy /etc",
+        "eval --policy random --temperature -1",
+        "eval --policy random --splits valid_seen valid_seen",
+        "rollout --policy random --limit 1 --output-dir /etc/passwd",
+        "train --policy ./nope --output-dir {folder}",
+        "train --policy expert --output-dir {folder}",
+        "train --sft-policy ./nope --output-dir {folder}",
+        "train --sft.logging-steps 0 --output-dir {folder}",
+        "train --sft.report-to foo --output-dir {folder}",
+        "train --env-kwargs num_gmes=3 --output-dir {folder}",
+        "train --resume --output-dir {folder}",
+    ],
+)
+def test_mistake_ends_with_2_and_leaves_nothing_behind(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback, and no run folder that the corrected command would then refuse."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    monkeypatch.setattr("sys.stdin", io.StringIO(":q\n"))
+    folder = tmp_path / "run"
+    try:
+        code: object = main(command.format(folder=folder).split())
+    except SystemExit as stop:  # of the parser of options
+        code = stop.code
+    assert code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") == (error.count("\n") == 1)
+    assert error
+    assert not folder.exists()
+
+
+def test_missing_extra_is_answered_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not with the ImportError of a package that nobody asked for by name."""
+    monkeypatch.setitem(sys.modules, "scienceworld", None)
+    assert main(["train", "--env", "ScienceWorld-v0", "--output-dir", str(tmp_path / "run")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ScienceWorld-v0 needs")
+    assert "install" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_full_disk_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(_: Play) -> int:
+        with open("/dev/full", "w") as file:
+            file.write("x")
+        return 0
+
+    monkeypatch.setattr(Play, "run", fail)
+    assert main(["play"]) == 2
+    assert capsys.readouterr().err == "error: No space left on device\n"
 
 
 def test_debug_variable_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -176,6 +176,14 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         parse("--config", str(tmp_path / "nowhere.yaml"))
 
 
+def test_differences_are_named_as_options() -> None:
+    """They are what a user is told when a run folder holds another run."""
+    job = Job(sft=Optimiser(adapter=Adapter(rank=4)), world=World(env_kwargs={"engine": "native"}))
+    assert config.differences(job, job) == {}
+    assert config.differences(Job(), Job(seed=1, max_grad_norm=1)) == {"seed": (0, 1)}
+    assert config.differences(Job(), Job(sft=Optimiser(adapter=Adapter())))["sft.adapter.rank"] == (None, 8)
+
+
 def test_empty_file_changes_nothing(tmp_path: Path) -> None:
     assert load(tmp_path, "# nothing yet\n") == Job()
 

@@ -80,6 +80,16 @@ def test_turns_and_invalid_actions_are_counted_over_all_turns() -> None:
     assert result.by_task_type == {"heat": Rate(1, 1), "pick": Rate(0, 1)}
 
 
+def test_rates_of_no_episode_are_null_in_the_file(tmp_path: Path) -> None:
+    """Nothing but failures of the environment: there is no mean, and NaN would make the file unreadable elsewhere."""
+    write_results(tmp_path / "results.json", [EvalResult.of([episode(stop=StopReason.ENV_ERROR)])])
+    text = (tmp_path / "results.json").read_text()
+    assert "NaN" not in text
+    assert '"mean_turns": null' in text
+    (result,) = read_results(tmp_path / "results.json")
+    assert math.isnan(result.mean_turns)
+
+
 def test_splits_are_never_mixed_in_one_number() -> None:
     other = episode()
     other.split = "train"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentgym_tlm.cli import main
 from agentgym_tlm.config import load
 from agentgym_tlm.envs.args import EnvArgs
-from agentgym_tlm.errors import CheckpointError
+from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.evaluate import EvalResult, read_results
 from agentgym_tlm.experiment import Experiment
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
@@ -103,6 +106,64 @@ def test_a_finished_run_is_not_run_again(finished: Path) -> None:
         run(small(finished))
     with pytest.raises(CheckpointError, match="other options"):
         run(replace(small(finished), resume=True, seed=1))
+
+
+def test_harmless_options_may_change(finished: Path) -> None:
+    """Another log interval or thread count is the same run."""
+    config = replace(small(finished), resume=True, num_threads=2)
+    config = replace(config, sft=replace(config.sft, logging_steps=7), tlm_dre=replace(config.tlm_dre, save_steps=1))
+    assert run(config) == read_results(finished / "results.json")
+    with pytest.raises(CheckpointError, match=r"sft\.learning_rate: 0\.002 -> 0\.1\)"):
+        run(replace(config, sft=replace(config.sft, learning_rate=0.1)))
+
+
+def test_nothing_to_resume_is_said(tmp_path: Path) -> None:
+    """A mistyped folder must not begin a run of hours from scratch."""
+    with pytest.raises(CheckpointError, match="no run to go on with"):
+        run(replace(small(tmp_path / "mistyped"), resume=True))
+    assert not (tmp_path / "mistyped").exists()
+
+
+def test_policies_that_cannot_be_loaded_leave_no_folder(tmp_path: Path) -> None:
+    """Found after the imitation, a typing mistake costs that, and the folder refuses the corrected command."""
+    for change in ({"sft_policy": tmp_path / "nowhere"}, {"policy": str(tmp_path / "nowhere")}):
+        with pytest.raises(ConfigError, match="nowhere"):
+            run(replace(small(tmp_path / "run"), **change))
+    assert not (tmp_path / "run").exists()
+
+
+def test_copied_run_folder_stands_for_itself(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it was written and whence it is called: --config FOLDER/config.yaml means that folder."""
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    (copy / "results.json").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["train", "--config", "../copy/config.yaml", "--resume"]) == 0
+    assert read_results(copy / "results.json") == read_results(finished / "results.json")
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_interrupted_run_goes_on_with_the_command_it_prints(tmp_path: Path) -> None:
+    """Ctrl-C, then the very line on the screen."""
+    folder = tmp_path / "run"
+    options = (
+        "--expert.num-tasks 24 --tiny.hidden-size 32 --tiny.layers 1 --tiny.intermediate-size 64 --sft.save-steps 2 "
+        "--tlm-dre.num-tasks 8 --evaluation.num-tasks 2 --max-episode-steps 6 --data-dir embedded"
+    )
+    command = [sys.executable, "-m", "agentgym_tlm", "train", *options.split(), "--output-dir", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (folder / "sft" / "checkpoint-2").exists() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate()
+    assert process.returncode == 130, error
+    assert not (folder / "results.json").exists()
+    program, *again = shlex.split(error.rpartition("Go on with: ")[2])
+    assert program == "agentgym-tlm"
+    assert main(again) == 0
+    assert [result.label for result in read_results(folder / "results.json")] == ["sft", "sft", "tlm-dre", "tlm-dre"]
 
 
 @pytest.mark.slow

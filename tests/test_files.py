@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_tlm.files import write_text
+from agentgym_tlm.files import to_json, write_text
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
@@ -17,3 +17,8 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     write_text(path, "new")
     assert path.read_text() == "new"
     assert list(tmp_path.glob("*.partial")) == []
+
+
+def test_numbers_that_are_not_finite_are_null() -> None:
+    """NaN is not JSON: other readers refuse the whole file."""
+    assert to_json({"a": [float("nan"), 1.5, (float("inf"),)], "b": None}) == '{"a": [null, 1.5, [null]], "b": null}'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import tyro
 
@@ -24,7 +24,9 @@ class BuildWiki:
 
     summary: ClassVar[str] = "build HotpotQA's offline encyclopedia from a corpus or from question files"
 
-    corpus: tyro.conf.Positional[tuple[Path, ...]] = tyro.MISSING
+    corpus: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(help_behavior_hint="(required)")] = (
+        tyro.MISSING
+    )
     """Files, .json or .jsonl, with or without .gz; of pages with the same title the first one counts."""
     output: Path | None = None
     """Where it is written; None: wiki.sqlite beside the first file, which is where the environment looks for it."""

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -47,7 +47,7 @@ class Verify:
 
     summary: ClassVar[str] = "compare imported data with its checksums, and read all of it"
 
-    names: tyro.conf.Positional[tuple[DataName, ...]] = ()
+    names: Annotated[tyro.conf.Positional[tuple[DataName, ...]], tyro.conf.arg(help_behavior_hint="")] = ()
     """What to verify; by default all that has been imported."""
 
     def run(self) -> int:

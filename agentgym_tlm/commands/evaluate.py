@@ -8,6 +8,7 @@ from rich.console import Console
 
 from agentgym_tlm.commands.rollout import PlayOptions, new_folder, play
 from agentgym_tlm.evaluate import EvalResult, results_table, task_type_table, write_results
+from agentgym_tlm.ranges import check_splits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,10 @@ class Evaluate(PlayOptions):
     """Splits of the environment."""
     by_task_type: bool = False
     """Show success for every task type, too."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_splits(self.splits)
 
     def run(self) -> int:
         """Play every split, write ``results.json``, print the table."""

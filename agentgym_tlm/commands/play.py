@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import tyro
 from rich.console import Console
 
 from agentgym_tlm.commands.rollout import with_admissible_commands
 from agentgym_tlm.envs.args import EnvArgs, text_env
 from agentgym_tlm.envs.base import Info, TextEnv
+from agentgym_tlm.ranges import SEED, check_ranges
 from agentgym_tlm.trajectory import StopReason, Trajectory, TrajectoryWriter, Turn
 
 HELP = "One command a line. ? lists the possible ones, :undo takes the last one back, :q quits."
@@ -34,11 +34,14 @@ class Play:
     """JSONL file to which the episode is appended, in the format of rollouts."""
     envs: tyro.conf.OmitArgPrefixes[EnvArgs] = field(default_factory=EnvArgs)
 
+    def __post_init__(self) -> None:
+        check_ranges(self, seed=SEED)
+
     def run(self) -> int:
         """Play one episode on stdin and stdout."""
         envs = with_admissible_commands(self.envs)
         # The environment itself counts steps and takes snapshots, of which Gymnasium's wrappers know nothing.
-        env = text_env(gym.make(envs.env, disable_env_checker=True, **envs.kwargs(self.split)))
+        env = text_env(envs.make(self.split))
         options = {} if self.task_id is None else {"task_id": self.task_id}
         observation, info = env.reset(seed=self.seed, options=options)
         console = Console(highlight=False, markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -19,13 +18,13 @@ from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.evaluate import EvalResult, results_table
 from agentgym_tlm.files import write_text
 from agentgym_tlm.progress import rollout_progress
+from agentgym_tlm.ranges import COUNT, SEED, check_ranges
 from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 
 if TYPE_CHECKING:
     from agentgym_tlm.policies.base import Policy
 
 _SCRIPTED = ("expert", "random")
-_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _DECISIVE = ("policy", "envs", "temperature", "seed")  # options on which what happens in an episode depends
 
 
@@ -49,6 +48,9 @@ class PlayOptions:
     output_dir: Path | None = None
     """Folder of the turn logs, a file per split; episodes in it are not played again. None: a new one in runs/."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, limit=COUNT, temperature="[0, inf)", n_slots=COUNT, num_threads=COUNT, seed=SEED)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout(PlayOptions):
@@ -60,6 +62,10 @@ class Rollout(PlayOptions):
     """Episodes of each task."""
     temperature: float = 1.0
     """Of a language model's sampling; 0 decodes greedily."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, samples_per_task=COUNT)
 
     def run(self) -> int:
         """Play, and print a summary."""
@@ -125,17 +131,11 @@ def with_admissible_commands(envs: EnvArgs) -> EnvArgs:
 
 def load(name: str, temperature: float) -> Policy:
     """A policy by name; ``temperature`` is a language model's. Raises ConfigError when there is none."""
-    from agentgym_tlm.policies import load_policy
+    from agentgym_tlm.loading import load_named
 
     if name == "human":
         raise ConfigError("a person plays with `agentgym-tlm play`")
-    if "/" in name and not _HUB_ID.fullmatch(name) and not Path(name).is_dir():
-        raise ConfigError(f"there is no folder {name} to load a policy from")
-    try:
-        return load_policy(name, **({} if name in _SCRIPTED else {"temperature": temperature}))
-    except OSError as error:  # how transformers says that a folder or hub id cannot be loaded
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"no policy, folder or model on the hub could be loaded as {name!r}: {reason}") from error
+    return load_named(name, **({} if name in _SCRIPTED else {"temperature": temperature}))
 
 
 def _open(folder: Path, options: PlayOptions) -> None:

@@ -25,6 +25,8 @@ class Train(ExperimentConfig):
         try:
             results = experiment.run()
         except KeyboardInterrupt:
+            if not (self.run_dir / "config.yaml").exists():
+                raise
             again = shlex.join(["agentgym-tlm", "train", "--config", f"{self.run_dir}/config.yaml", "--resume"])
             raise KeyboardInterrupt(f"Go on with: {again}") from None
         console = Console(highlight=False)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
+import tyro
 from gymnasium.envs.registration import load_env_creator
 
 from agentgym_tlm.envs.base import TaskManifest, TextEnv
-from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.errors import AgentGymError, ConfigError
+from agentgym_tlm.ranges import COUNT, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +26,13 @@ class EnvArgs:
     """Folder of the environment's data, or 'embedded'; None: its variable, imported data, else the embedded default."""
     max_episode_steps: int | None = None
     """Turns per episode; None: the environment's own limit."""
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    env_kwargs: Annotated[dict[str, Any], tyro.conf.arg(help_behavior_hint="(default: none)")] = field(
+        default_factory=dict
+    )
     """Further keyword arguments of the environment's constructor."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, max_episode_steps=COUNT)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -47,9 +54,23 @@ class EnvArgs:
         with self._made(split) as env:
             return env.version()
 
+    def make(self, split: str) -> gym.Env[str, str]:
+        """The environment on one split. Raises ConfigError for an id or arguments that it cannot be made with."""
+        try:
+            return gym.make(self.env, disable_env_checker=True, **self.kwargs(split))
+        except AgentGymError:
+            raise
+        except (TypeError, ValueError) as error:
+            env_class(self.env)
+            if not self.env_kwargs:
+                raise
+            reason = str(error).partition(" was raised from the environment creator")[0]
+            given = " ".join(f"{name}={value}" for name, value in self.env_kwargs.items())
+            raise ConfigError(f"{self.env} cannot be made with --env-kwargs {given}: {reason}") from error
+
     @contextmanager
     def _made(self, split: str) -> Iterator[TextEnv]:
-        env = gym.make(self.env, disable_env_checker=True, **self.kwargs(split))
+        env = self.make(split)
         try:
             yield text_env(env)
         finally:

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.ranges import COUNT, SEED, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraArguments:
-    """Low-rank adapters through peft (extra ``lora``); the model without its adapter stays what it was."""
+    """Low-rank adapters through peft (extra lora); the model without its adapter stays what it was."""
 
     r: int = 16
     """Rank."""
@@ -19,14 +23,17 @@ class LoraArguments:
     lora_dropout: float = 0.0
     """Dropout on the adapter's input."""
     target_modules: str = "all-linear"
-    """Module names, separated by commas, or ``all-linear``."""
+    """Module names, separated by commas, or all-linear."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, r=COUNT, lora_alpha=COUNT, lora_dropout="[0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingArguments:
     """Options of the training loop; every algorithm adds its own.
 
-    An update learns from ``per_device_train_batch_size`` x ``gradient_accumulation_steps`` x processes examples.
+    An update learns from per_device_train_batch_size x gradient_accumulation_steps x processes examples.
     """
 
     output_dir: Annotated[str, tyro.conf.Suppress] = "run"
@@ -40,11 +47,11 @@ class TrainingArguments:
     num_train_epochs: float = 1.0
     """Passes over the data."""
     max_steps: int = -1
-    """Updates per iteration; overrides ``num_train_epochs`` when positive."""
+    """Updates per iteration; overrides num_train_epochs when positive."""
     lr_scheduler_type: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "cosine"
     """Shape of the learning rate after the warm-up."""
     warmup_ratio: float = 0.03
-    """Share of the updates over which the learning rate rises from 0 (all shapes but ``constant``)."""
+    """Share of the updates over which the learning rate rises from 0 (all shapes but constant), but not all of them."""
     weight_decay: float = 0.0
     """AdamW decay of matrices; biases and norms are never decayed."""
     adam_beta1: float = 0.9
@@ -64,15 +71,43 @@ class TrainingArguments:
     seed: Annotated[int, tyro.conf.Suppress] = 0
     """Seed of data order, dropout and sampling."""
     logging_steps: int = 10
-    """Updates between two lines of ``metrics.jsonl``; a checkpoint ends a line, too."""
+    """Updates between two lines of metrics.jsonl; a checkpoint ends a line, too."""
     save_steps: int | None = 500
     """Updates between two checkpoints, one more at the end; None: no checkpoints."""
     save_total_limit: int | None = 2
     """Newest checkpoints to keep; None: all."""
     eval_steps: int | None = None
     """Updates between two evaluations; None: none while training."""
-    report_to: tuple[str, ...] = ()
+    report_to: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Accelerate trackers: tensorboard, wandb, trackio, ..."""
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            learning_rate="(0, inf)",
+            per_device_train_batch_size=COUNT,
+            gradient_accumulation_steps=COUNT,
+            num_train_epochs="(0, inf)",
+            max_steps="[-1, inf)",
+            warmup_ratio="[0, 1]",
+            weight_decay="[0, inf)",
+            adam_beta1="[0, 1)",
+            adam_beta2="[0, 1)",
+            adam_epsilon="[0, inf)",
+            max_grad_norm="(0, inf]",
+            seed=SEED,
+            logging_steps=COUNT,
+            save_steps=COUNT,
+            save_total_limit=COUNT,
+            eval_steps=COUNT,
+        )
+        for tracker in self.report_to:
+            if tracker not in LOGGER_TYPE_TO_CLASS:
+                raise ConfigError(
+                    f"report_to: there is no tracker {tracker!r}; Accelerate has {', '.join(LOGGER_TYPE_TO_CLASS)}"
+                )
+            if tracker not in map(str, get_available_trackers()):
+                raise ConfigError(f"report_to: {tracker} is not installed: install its package, or leave it out")
 
 
 RUN_INDEPENDENT = frozenset(

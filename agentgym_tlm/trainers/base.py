@@ -13,11 +13,11 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -25,10 +25,12 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 from torch import Tensor
 from transformers import get_scheduler
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentgym_tlm.batch import Example, TurnBatch, collate
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError, TrainingError
+from agentgym_tlm.files import to_json
 from agentgym_tlm.logprobs import TokenLogprobs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.rollout import RolloutProgress
@@ -37,6 +39,7 @@ from agentgym_tlm.trainers.checkpoint import (
     TrainerState,
     cut_metrics,
     data_fingerprint,
+    keep_last_metrics,
     latest_checkpoint,
     preserved_rng,
     read_checkpoint,
@@ -48,6 +51,7 @@ from agentgym_tlm.trainers.checkpoint import (
 from agentgym_tlm.trainers.collect import claim
 from agentgym_tlm.trainers.data import BatchPlan
 from agentgym_tlm.trainers.lora import merged, with_adapters
+from agentgym_tlm.trajectory import Trajectory
 
 Item = tuple[Example, ...]
 """What is never split over batches: one trajectory, or a chosen and a rejected one."""
@@ -62,6 +66,9 @@ class Trainer(ABC, Generic[ArgsT]):
     ``eval_steps`` updates and when :meth:`evaluate` is called. ``on_log`` gets every line of ``metrics.jsonl``;
     ``on_rollout``, which may be set later, the progress of collecting data.
     """
+
+    dropout: ClassVar[bool] = True
+    """Whether updates use the model's dropout; off where a loss compares with a reference scored without."""
 
     def __init__(
         self,
@@ -83,6 +90,9 @@ class Trainer(ABC, Generic[ArgsT]):
         self.on_rollout: Callable[[RolloutProgress], None] | None = None
         self._resume_from: Path | None = None
         self._updated = False  # since the policy was last told
+        self._given_version = policy.version
+        self._begun = False
+        self._lines = 0  # written to metrics.jsonl
         AcceleratorState._reset_state()  # an earlier trainer of this process may have used another precision
         self.accelerator = Accelerator(
             mixed_precision=args.mixed_precision,
@@ -159,13 +169,25 @@ class Trainer(ABC, Generic[ArgsT]):
         """Seed of the current iteration's sampling and data order, far from those of neighbouring run seeds."""
         return self.args.seed + 1_000_003 * self.state.iteration
 
-    def claim_folder(self, name: str) -> Path:
-        """Folder of the run for collected data. Raises CheckpointError if it holds that of other options or weights."""
+    def claim_folder(self, name: str, data: str = "") -> Path:
+        """Folder of the run for data. Raises CheckpointError if it holds that of other options, weights or ``data``."""
         folder = self.output_dir / name
         if self.accelerator.is_main_process:
-            claim(folder, {**self._run(), "weights": weights_fingerprint(self.policy.model)})
+            claim(folder, {**self._run(), "weights": weights_fingerprint(self.policy.model), "data": data})
         self.accelerator.wait_for_everyone()
         return folder
+
+    def begin(self, given: Iterable[Trajectory] = ()) -> None:
+        """Claim the run folder before training writes to it, and forget the metrics of an attempt that is not resumed.
+
+        Raises CheckpointError when the folder holds a run with other options, another policy or other ``given`` data.
+        """
+        if self._begun:
+            return
+        self._begun = True
+        self.claim_folder(".", data_fingerprint(map(Example.from_trajectory, given)))
+        if self.accelerator.is_main_process and self._resume_from is None:
+            keep_last_metrics(self.output_dir / "metrics.jsonl", self._lines)
 
     def fit(self, items: Sequence[Item]) -> None:
         """Learn from ``items`` for the epochs or steps of the arguments, from where a resumed run stood."""
@@ -182,7 +204,7 @@ class Trainer(ABC, Generic[ArgsT]):
             args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * plan.updates_per_epoch)
         )
         self._prepare(data_fingerprint(example for item in items for example in item))
-        self._module.train()
+        self._learn_mode()
         window: defaultdict[str, Tensor | float] = defaultdict(float)
         units = [self.units(item) for item in items]
         while state.fit_step < self.total_steps:
@@ -214,9 +236,16 @@ class Trainer(ABC, Generic[ArgsT]):
     def _tell_policy(self) -> None:
         """Leave the policy ready to play with its newest weights."""
         if self._updated:
-            self.policy.weights_changed()
+            self.policy.weights_changed(f"{self._given_version}+{self.state.step}")
             self._updated = False
         self.policy.model.eval()
+
+    def _learn_mode(self) -> None:
+        """Training mode; without ``dropout`` for checkpointed layers alone, which take it as the word to checkpoint."""
+        self._module.train(self.dropout)
+        if self.args.gradient_checkpointing:
+            for module in self._module.modules():
+                module.training |= isinstance(module, GradientCheckpointingLayer)
 
     def _prepare(self, data: str) -> None:
         """Wrap model and optimizer for the iteration, and load the checkpoint of a resumed run."""
@@ -239,7 +268,7 @@ class Trainer(ABC, Generic[ArgsT]):
         self._scheduler = get_scheduler(
             args.lr_scheduler_type,
             self._optimizer,
-            num_warmup_steps=math.ceil(args.warmup_ratio * self.total_steps),
+            num_warmup_steps=min(math.ceil(args.warmup_ratio * self.total_steps), self.total_steps - 1),
             num_training_steps=self.total_steps,
         )
         if self._resume_from is None:
@@ -280,7 +309,7 @@ class Trainer(ABC, Generic[ArgsT]):
             )
         if args.eval_steps is not None and state.step % args.eval_steps == 0 and not done:
             self.evaluate()
-            self._module.train()
+            self._learn_mode()
 
     def _log_window(self, window: Mapping[str, Tensor | float], updates_per_epoch: int) -> None:
         """Means over the updates since the last line; the only place where the loop waits for the device."""
@@ -298,9 +327,10 @@ class Trainer(ABC, Generic[ArgsT]):
         self.log(metrics)
         overflow_is_handled = self.args.mixed_precision == "fp16"  # the gradient scaler skips the update
         if not (math.isfinite(metrics["loss"]) and (overflow_is_handled or math.isfinite(metrics["grad_norm"]))):
+            remedy = {"no": "", "bf16": ", or use no mixed precision", "fp16": ", or use bf16 or no mixed precision"}
             raise TrainingError(
                 f"loss {metrics['loss']} and gradient norm {metrics['grad_norm']} at step {self.state.step}: "
-                "lower learning_rate, or use bf16 or no mixed precision"
+                f"lower learning_rate{remedy[self.args.mixed_precision]}"
             )
 
     def log(self, metrics: Mapping[str, float]) -> None:
@@ -311,7 +341,8 @@ class Trainer(ABC, Generic[ArgsT]):
         record = {"step": self.state.step, "iteration": self.state.iteration, **metrics}
         self.output_dir.mkdir(parents=True, exist_ok=True)
         with (self.output_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(to_json(record) + "\n")
+        self._lines += 1
         if self.on_log is not None:
             self.on_log(record)
 

@@ -109,6 +109,13 @@ def cut_metrics(path: Path, step: int) -> None:
     write_text(path, "".join(kept))
 
 
+def keep_last_metrics(path: Path, count: int) -> None:
+    """Forget all but the last ``count`` lines of a ``metrics.jsonl``: those before are an earlier attempt's."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        write_text(path, "".join(lines[len(lines) - count :]))
+
+
 def shapes_fingerprint(model: torch.nn.Module) -> str:
     """Hash of the names and shapes of a model's weights."""
     shapes = [(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +13,12 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from agentgym_tlm.envs.args import EnvArgs
-from agentgym_tlm.errors import CheckpointError
+from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.files import write_text
 from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.ranges import check_range
 from agentgym_tlm.rollout import RolloutProgress, logged_rollout
 from agentgym_tlm.trajectory import Trajectory
 
@@ -67,9 +69,28 @@ def expert_play(
     return [policy.renderer.encode_trajectory(trajectory) for trajectory in played if trajectory.won]
 
 
+def within_context(trajectories: Sequence[Trajectory], max_context: int) -> list[Trajectory]:
+    """The encoded ``trajectories`` that fit into ``max_context`` tokens; warns of others.
+
+    Raises ConfigError when there are only others.
+    """
+    lengths = [max(map(len, trajectory.sequences), default=0) for trajectory in trajectories]
+    fitting = [t for t, length in zip(trajectories, lengths, strict=True) if length <= max_context]
+    if len(fitting) < len(trajectories):
+        found = (
+            f"{len(trajectories) - len(fitting)} of {len(trajectories)} expert episodes are longer than the policy's "
+            f"max_context of {max_context} tokens (the longest has {max(lengths)})"
+        )
+        if not fitting:
+            raise ConfigError(f"{found}: there is nothing to learn from; raise max_context")
+        warnings.warn(f"{found}: they are left out", stacklevel=2)
+    return fitting
+
+
 @contextmanager
 def sampling_at(policy: LanguageModelPolicy, temperature: float) -> Iterator[None]:
-    """The policy samples at ``temperature`` inside, at its own afterwards."""
+    """The policy samples at ``temperature`` inside, at its own afterwards. Raises ConfigError for a negative one."""
+    check_range("temperature", temperature, "[0, inf)")
     before = policy.temperature
     policy.temperature = temperature
     try:
@@ -79,12 +100,14 @@ def sampling_at(policy: LanguageModelPolicy, temperature: float) -> Iterator[Non
 
 
 def claim(folder: Path, origin: dict[str, Any]) -> None:
-    """Mark ``folder`` as holding data of ``origin``. Raises CheckpointError when it holds another origin's."""
+    """Mark ``folder`` as holding what comes of ``origin``. Raises CheckpointError when it holds another origin's."""
     file = folder / "origin.json"
     record = json.dumps(origin, indent=1)
     if file.exists():
-        if file.read_text(encoding="utf-8") != record:
-            raise CheckpointError(f"{folder} holds data that was collected with other options or another policy")
+        if json.loads(file.read_text(encoding="utf-8")) != json.loads(record):
+            raise CheckpointError(
+                f"{folder} holds what came of other options, another policy or other data: choose another output_dir"
+            )
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_text(file, record)

@@ -20,15 +20,16 @@ import tyro
 from torch import Tensor
 
 from agentgym_tlm.batch import Example, TurnBatch
+from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
-from agentgym_tlm.trainers.collect import expert_play
+from agentgym_tlm.trainers.collect import expert_play, within_context
 from agentgym_tlm.trajectory import Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
 class SFTArguments(TrainingArguments):
-    """Options of SFT; the defaults are the paper's for 7B models (three epochs, 1e-5, cosine, 3% warm-up)."""
+    """Options of SFT. Policies without a recipe of their own get the paper's for 7B models: three epochs at 1e-5."""
 
     learning_rate: float = 1e-5
     """Peak learning rate of AdamW; models trained from scratch need one near 1e-3."""
@@ -36,6 +37,10 @@ class SFTArguments(TrainingArguments):
     """Passes over the trajectories."""
     num_tasks: Annotated[int | None, tyro.conf.Suppress] = None
     """Training tasks that the expert plays, evenly spaced over the manifest; None: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, num_tasks=COUNT)
 
 
 def sft_loss(logprobs: Tensor, batch: TurnBatch) -> Tensor:
@@ -49,14 +54,19 @@ class SFTTrainer(Trainer[SFTArguments]):
 
     def train(self) -> None:
         """Let the environment's expert play the training tasks, and imitate its wins."""
-        folder = self.claim_folder("expert")
+        self.begin()
         tasks = self.envs.manifest("train").take(self.args.num_tasks)
-        path = folder / "expert.jsonl"
+        path = self.output_dir / "expert" / "expert.jsonl"
         self.train_trajectories(expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=self.args.seed))
 
     def train_trajectories(self, trajectories: Sequence[Trajectory]) -> None:
-        """Learn from the given expert trajectories. Raises TrajectoryError if one of them cannot be trained on."""
-        self.fit([(Example.from_trajectory(trajectory),) for trajectory in trajectories])
+        """Learn from the given expert trajectories, as far as they fit into the policy's context.
+
+        Raises TrajectoryError if one of them cannot be trained on, ConfigError if none fits.
+        """
+        self.begin(trajectories)
+        fitting = within_context(trajectories, self.policy.max_context)
+        self.fit([(Example.from_trajectory(trajectory),) for trajectory in fitting])
 
     def loss(self, logprobs: Tensor, batch: TurnBatch) -> tuple[Tensor, Metrics]:
         return sft_loss(logprobs, batch), {}

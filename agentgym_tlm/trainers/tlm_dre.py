@@ -54,9 +54,10 @@ from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.pairs import Pair, build_pairs, is_scored, read_pairs, score_pairs, turn_confidence, write_pairs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
-from agentgym_tlm.trainers.collect import expert_play, play, sampling_at
+from agentgym_tlm.trainers.collect import expert_play, play, sampling_at, within_context
 from agentgym_tlm.trajectory import Trajectory
 
 Kernel = Literal["ukl", "lsif", "bkl", "basu"]
@@ -66,7 +67,7 @@ Coefficient = Literal["full", "turn_local", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class TLMDREArguments(TrainingArguments):
-    """Options of tlm-DRE; the defaults are the paper's for 7B models on ALFWorld."""
+    """Options of tlm-DRE. Policies without a recipe of their own get the paper's for 7B models on ALFWorld."""
 
     learning_rate: float = 7e-7
     """Peak learning rate of AdamW; small models trained from scratch need a larger one."""
@@ -79,21 +80,21 @@ class TLMDREArguments(TrainingArguments):
     warmup_ratio: float = 0.1
     """Share of the updates over which the learning rate rises from 0."""
     loss_type: Literal["dre", "dpo"] = "dre"
-    """``dpo`` is the ablation "w/o DRE": turn-weighted DPO."""
+    """dpo is the ablation "w/o DRE": turn-weighted DPO."""
     kernel: Kernel = "ukl"
     """Function f of the Bregman divergence."""
     alpha: float = 0.5
-    """Exponent of the ``basu`` kernel, above 0."""
+    """Exponent of the basu kernel, above 0."""
     beta: float = 0.1
-    """Temperature of ``loss_type="dpo"``; DRE has none."""
+    """Temperature of loss_type="dpo"; DRE has none."""
     reduction: Reduction | None = None
-    """From token to trajectory log-ratios; None: ``token_mean`` for dre, ``sum`` for dpo."""
+    """From token to trajectory log-ratios; None: token_mean for dre, sum for dpo."""
     coefficient: Coefficient = "full"
     """Correction C of the chosen side."""
     weight_side: Literal["both", "rejected"] = "both"
     """Which trajectories get turn weights."""
     p_pivot: float = 0.9
-    """Confidence above which a turn gets ``omega_lower``."""
+    """Confidence above which a turn gets omega_lower."""
     p_pivot_quantile: float | None = None
     """Quantile of all turn confidences to use as the pivot instead."""
     omega_lower: float = 0.2
@@ -105,7 +106,7 @@ class TLMDREArguments(TrainingArguments):
     z_clip: float = 10.0
     """Exponents are extrapolated linearly beyond this value."""
     num_iterations: int = 1
-    """Rounds of sampling with the newest policy and learning from it; ``max_steps`` and epochs are per round."""
+    """Rounds of sampling with the newest policy and learning from it; max_steps and epochs are per round."""
     num_tasks: int | None = None
     """Training tasks to play, evenly spaced over the manifest; None: all."""
     samples_per_task: int = 1
@@ -118,14 +119,30 @@ class TLMDREArguments(TrainingArguments):
     """Episodes that are sampled side by side."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(
+            self,
+            beta="(0, inf)",
+            p_pivot="[0, 1]",
+            p_pivot_quantile="[0, 1]",
+            z_clip="(0, inf]",
+            num_iterations=COUNT,
+            num_tasks=COUNT,
+            samples_per_task=COUNT,
+            max_pairs_per_task=COUNT,
+            temperature="[0, inf)",
+            n_slots=COUNT,
+        )
         if not 0.0 <= self.omega_lower <= self.omega_upper <= 1.0:
-            raise ConfigError(f"need 0 <= omega_lower <= omega_upper <= 1, got {self.omega_lower}, {self.omega_upper}")
-        if self.p_pivot_quantile is not None and not 0.0 <= self.p_pivot_quantile <= 1.0:
-            raise ConfigError(f"p_pivot_quantile must be in [0, 1], not {self.p_pivot_quantile}")
+            raise ConfigError(
+                f"omega_lower={self.omega_lower} and omega_upper={self.omega_upper} must be in [0, 1], in this order"
+            )
         if self.kernel == "basu" and self.alpha <= 0:
-            raise ConfigError(f"the basu kernel needs alpha > 0, not {self.alpha}")
+            raise ConfigError(f"alpha must be above 0 for the basu kernel, not {self.alpha}")
         if self.coefficient == "turn_local" and (self.kernel != "ukl" or self.loss_type == "dpo"):
             raise ConfigError('coefficient="turn_local" is defined for loss_type="dre" with kernel="ukl" only')
+        if self.coefficient == "turn_local" and not self.include_end_of_turn:
+            raise ConfigError('coefficient="turn_local" counts the end-of-turn token: leave include_end_of_turn on')
 
     @property
     def resolved_reduction(self) -> Reduction:
@@ -215,6 +232,8 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
     The reference π_ref is the policy as it is given here: the SFT policy. See :class:`Trainer`.
     """
 
+    dropout = False
+
     def __init__(
         self,
         policy: LanguageModelPolicy,
@@ -237,6 +256,7 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
 
     def collect(self) -> list[Pair]:
         """Scored pairs of the current iteration, from the run folder if they are there already."""
+        self.begin()
         folder = self._folder / "pairs"
         if self._resume_from is not None and folder.exists():
             return read_pairs(folder)  # fit compares them with what the checkpoint was trained on
@@ -246,7 +266,9 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
         args = self.args
         tasks = self.envs.manifest("train").take(args.num_tasks)
         path = self.output_dir / "expert.jsonl"
-        expert = expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed)
+        expert = within_context(
+            expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed), self.policy.max_context
+        )
         with sampling_at(self.policy, args.temperature):
             sampled = play(
                 self.accelerator,
@@ -261,6 +283,8 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
             )
         pairs, dropped = build_pairs(expert, sampled, max_pairs_per_task=args.max_pairs_per_task)
         self.log({f"dropped_{reason}": n for reason, n in sorted(dropped.items())})
+        if not pairs:
+            raise ConfigError(_no_pair(dropped))
         return pairs
 
     def train_pairs(self, pairs: Sequence[Pair]) -> None:
@@ -269,10 +293,8 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
         Raises ConfigError when there is none.
         """
         if not pairs:
-            raise ConfigError(
-                "there is no pair to learn from: the policy failed on no task that the expert won; raise num_tasks or "
-                "samples_per_task (metrics.jsonl counts what was dropped)"
-            )
+            raise ConfigError(_no_pair({}))
+        self.begin(trajectory for pair in pairs for trajectory in (pair.chosen, pair.rejected))
         scored = self._scored(pairs)
         pivot = self.pivot(scored)
         if self._resume_from is None:
@@ -357,10 +379,32 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
         return Example.from_trajectory(trajectory, weights.tolist())
 
 
+_DROPPED = {
+    "won": ("were won", "raise num_tasks or samples_per_task"),
+    "no_tokens": ("left the policy no room for a response", "raise its max_context"),
+    "nothing_trainable": ("have no response to learn from", "look at sampled.jsonl"),
+    "empty_turn": ("have an empty response", "train the SFT policy longer"),
+    "env_error": ("ended in a failure of the environment", "see their errors in sampled.jsonl"),
+    "aborted": ("were broken off", "sample them again"),
+    "no_expert": ("are of tasks that the expert did not win", "raise num_tasks or the environment's max_episode_steps"),
+}
+"""What the counts of :func:`build_pairs` mean, and the remedy when nothing else is left."""
+
+
+def _no_pair(dropped: Mapping[str, int]) -> str:
+    """Why there is no pair: the counts, and what to do about the most frequent reason."""
+    reasons = sorted(dropped, key=lambda reason: -dropped[reason])
+    counts = ", ".join(f"{dropped[reason]} {_DROPPED[reason][0]}" for reason in reasons)
+    found = (
+        f"of {sum(dropped.values())} sampled episodes {counts}; {_DROPPED[reasons[0]][1]}" if reasons else "none given"
+    )
+    return f"there is no pair to learn from: {found}"
+
+
 def _ids(pair: Pair) -> tuple[list[list[int]], list[list[int]]]:
     return pair.chosen.sequences, pair.rejected.sequences
 
 
 def _exp(x: Tensor, clip: float) -> Tensor:
     """exp(x) up to ``clip``, its tangent beyond."""
-    return x.clamp(max=clip).exp() * (1 + (x - clip).clamp(min=0))
+    return x.clamp(max=clip).exp() * (1 + (x - clip).relu())  # relu, unlike clamp, has slope 0 at 0

@@ -3,6 +3,8 @@
 set -euo pipefail
 runs="${1:-runs/embedded}"
 for seed in 0 1 2; do
-  agentgym-tlm train --trainer tlm-dre --data-dir embedded --seed "$seed" --output-dir "$runs/seed$seed" --resume
+  run="$runs/seed$seed"
+  agentgym-tlm train --trainer tlm-dre --data-dir embedded --seed "$seed" --output-dir "$run" \
+    $([[ -e "$run/config.yaml" ]] && echo --resume)
 done
 python "$(dirname "${BASH_SOURCE[0]}")/seeds.py" "$runs"/seed*

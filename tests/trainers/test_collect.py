@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from agentgym_tlm.envs.args import EnvArgs
-from agentgym_tlm.errors import CheckpointError
+from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.pairs import read_pairs, score_pairs
+from agentgym_tlm.trainers.collect import sampling_at
 from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
 from agentgym_tlm.trajectory import read_trajectories
 from tests import toy_env
@@ -104,3 +105,20 @@ def test_collected_data_of_another_run_is_refused(tmp_path: Path) -> None:
         next(other.policy.model.parameters()).add_(0.01)
     with pytest.raises(CheckpointError, match="another policy"):
         other.train()
+
+
+@pytest.mark.parametrize("temperature", [-1.0, float("nan")])
+def test_sampling_temperature_is_checked(temperature: float) -> None:
+    """A negative one would sample what the policy finds least likely."""
+    policy = toy_env.tiny_policy()
+    with pytest.raises(ConfigError, match="temperature"), sampling_at(policy, temperature):
+        pass
+    assert policy.temperature == 1.0
+
+
+def test_no_pair_says_why(tmp_path: Path) -> None:
+    """A context without room for one response is no lack of failures."""
+    trainer = trainer_in(tmp_path)
+    trainer.policy.max_new_tokens = trainer.policy.max_context - 1
+    with pytest.raises(ConfigError, match=r"of 2 sampled episodes 2 left the policy no room .* max_context"):
+        trainer.train()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentgym_tlm.envs.args import EnvArgs
-from agentgym_tlm.errors import ConfigError, TrainingError
+from agentgym_tlm.errors import CheckpointError, ConfigError, TrainingError
 from agentgym_tlm.trainers.args import LoraArguments
 from agentgym_tlm.trainers.data import BatchPlan
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
@@ -92,6 +92,67 @@ def test_schedule_and_log_lines(tmp_path: Path) -> None:
     assert lines(tmp_path)[-1]["tokens"] == 10 * sum(len(t.sequences[0]) for t in EPISODES)
 
 
+def test_one_update_learns(tmp_path: Path) -> None:
+    """Warm-up starts at a learning rate of 0: of a single update nothing would be left."""
+    trainer = sft(tmp_path, max_steps=1, warmup_ratio=0.03, learning_rate=1e-3)
+    trainer.train_trajectories(EPISODES)
+    assert [line["learning_rate"] for line in lines(tmp_path)] == [1e-3]
+
+
+def test_attempt_that_is_begun_again_logs_every_step_once(tmp_path: Path) -> None:
+    """Killed before its first checkpoint: what is in the metrics already is not part of the new attempt's curve."""
+    for _ in range(2):
+        trainer = sft(tmp_path)
+        trainer._evaluate = lambda policy: {"success": 0.0}
+        trainer.evaluate()
+        trainer.train_trajectories(EPISODES)
+        assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("change", ["options", "policy", "data"])
+def test_folder_of_another_run_is_refused(tmp_path: Path, change: str) -> None:
+    """Two runs in one folder are one curve and one set of checkpoints that belong to neither."""
+    sft(tmp_path).train_trajectories(EPISODES)
+    before = lines(tmp_path)
+    other = sft(tmp_path, **({"learning_rate": 2e-2} if change == "options" else {}))
+    if change == "policy":
+        with torch.no_grad():
+            next(other.policy.model.parameters()).add_(0.01)
+    with pytest.raises(CheckpointError, match="choose another output_dir"):
+        other.train_trajectories(EPISODES[:3] if change == "data" else EPISODES)
+    assert lines(tmp_path) == before
+
+
+def test_episodes_beyond_the_context_are_left_out(tmp_path: Path) -> None:
+    """The model has no positions for them, and could not play that far."""
+    trainer = sft(tmp_path, max_steps=1)
+    trainer.policy.max_context = 20  # of 8 episodes with 11 to 46 tokens two fit
+    with pytest.warns(UserWarning, match=r"6 of 8 .* max_context of 20 tokens \(the longest has 46\)"):
+        trainer.train_trajectories(EPISODES)
+    assert trainer.state.tokens == sum(len(t.sequences[0]) for t in EPISODES[:2])
+    trainer.policy.max_context = 10
+    with pytest.raises(ConfigError, match=r"8 of 8 .* raise max_context"):
+        trainer.train_trajectories(EPISODES)
+
+
+def test_version_says_how_many_updates_were_made(tmp_path: Path) -> None:
+    """However often it was evaluated or resumed in between: episodes are recognised by it."""
+    trainer = sft(tmp_path, max_steps=4, eval_steps=1, save_steps=2)
+    versions: list[str] = []
+
+    def evaluate(policy: Any) -> dict[str, float]:
+        versions.append(policy.version)
+        return {}
+
+    trainer._evaluate = evaluate
+    trainer.train_trajectories(EPISODES)
+    assert versions == ["0+1", "0+2", "0+3"]
+    resumed = sft(tmp_path, max_steps=4, save_steps=2)
+    resumed.resume(tmp_path / "checkpoint-2")
+    resumed.train_trajectories(EPISODES)
+    assert resumed.policy.version == trainer.policy.version == "0+4"
+
+
 def test_epochs_count_updates(tmp_path: Path) -> None:
     trainer = sft(tmp_path, max_steps=-1, num_train_epochs=1.5, per_device_train_batch_size=3)
     trainer.train_trajectories(EPISODES)
@@ -153,8 +214,9 @@ def test_loss_that_is_not_finite_is_named(tmp_path: Path) -> None:
             return logprobs.sum() * float("inf"), {}
 
     trainer = Exploding(tiny_policy(), EnvArgs(), SFTArguments(output_dir=str(tmp_path), max_steps=1, logging_steps=1))
-    with pytest.raises(TrainingError, match="learning_rate"):
+    with pytest.raises(TrainingError, match=r"lower learning_rate$"):
         trainer.train_trajectories(EPISODES)
+    assert '"loss": null' in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_evaluation_must_be_given(tmp_path: Path) -> None:

@@ -294,6 +294,13 @@ def test_ratio_that_ran_away_is_still_pulled_back() -> None:
     torch.testing.assert_close(below, above, rtol=3e-3, atol=0)
 
 
+def test_gradient_where_the_tangent_begins() -> None:
+    """There, too, it is that of exp: not twice as much."""
+    z = torch.tensor([10.0], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(bregman_loss("ukl", torch.zeros(1), z, torch.ones(1)).sum(), z)
+    assert gradient.item() == pytest.approx(math.exp(10))
+
+
 def trainer_for(folder: Path, policy: Any = None, **options: Any) -> TLMDRETrainer:
     args = TLMDREArguments(
         output_dir=str(folder),
@@ -363,10 +370,29 @@ def test_weights_come_from_the_frozen_reference_once(tmp_path: Path) -> None:
     for mine, theirs in ((kept.chosen, expected[0].chosen), (kept.rejected, expected[0].rejected)):
         for a, b in zip(mine.turns, theirs.turns, strict=True):
             assert a.confidence == pytest.approx(b.confidence, rel=1e-6)
-    again = trainer_for(tmp_path, policy=trainer.policy, max_steps=1, save_steps=None, logging_steps=1)
+    again = trainer_for(tmp_path / "again", policy=trainer.policy, max_steps=1, save_steps=None, logging_steps=1)
     lines = loss_lines(again)
-    again.train_pairs(pairs)
+    again.train_pairs([kept])
     assert lines[0]["margin"] > 1e-3  # scored anew with the trained policy it would be 0
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_dropout_is_off(tmp_path: Path, checkpointing: bool) -> None:
+    """π_ref was scored without it: with it, the ratio of the reference to itself would not be 1, nor the UKL loss."""
+    policy = tiny_policy()
+    policy.model.config.attention_dropout = 0.3
+    for layer in policy.model.model.layers:
+        layer.self_attn.attention_dropout = 0.3
+    runs: list[int] = []
+    policy.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: runs.append(torch.is_grad_enabled()))
+    trainer = trainer_for(
+        tmp_path, policy, max_steps=1, logging_steps=1, save_steps=None, gradient_checkpointing=checkpointing
+    )
+    lines = loss_lines(trainer)
+    trainer.train_pairs([Pair(episode([(4, 9)], won=True), episode([(4, 8), (3, 4)], seed=1))])
+    assert lines[0]["loss"] == pytest.approx(1.0, abs=1e-6)
+    assert lines[0]["margin"] == pytest.approx(0.0, abs=1e-6)
+    assert sum(runs) == (4 if checkpointing else 2)  # chosen and rejected, once more each when recomputed
 
 
 def test_no_failure_to_learn_from_is_an_error(tmp_path: Path) -> None:
