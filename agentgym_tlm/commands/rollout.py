@@ -18,7 +18,7 @@ from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.evaluate import EvalResult, results_table
 from agentgym_tlm.files import write_text
-from agentgym_tlm.progress import rollout_progress
+from agentgym_tlm.progress import plain_warnings, rollout_progress
 from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 
 if TYPE_CHECKING:
@@ -96,9 +96,11 @@ def play(
         for split in splits:
             tasks = envs.manifest(split).take(options.limit)
             log = folder / f"{split}.jsonl"
-            earlier = list(read_trajectories(log)) if log.exists() else []
-            _check_version(log, earlier, policy)
-            with TrajectoryWriter(log) as writer, rollout_progress(f"{policy.name} on {split}") as progress:
+            with plain_warnings():
+                writer = TrajectoryWriter(log)
+            with writer, rollout_progress(f"{policy.name} on {split}") as progress:
+                earlier = list(read_trajectories(log))
+                _check_weights(log, earlier, policy)
                 trajectories = rollout(
                     policy,
                     envs.env,
@@ -153,11 +155,15 @@ def _open(folder: Path, options: PlayOptions) -> None:
     write_text(file, config.dump(options))
 
 
-def _check_version(log: Path, earlier: Sequence[Trajectory], policy: Policy) -> None:
-    """Refuse to mix the episodes of two versions of a policy."""
+def _check_weights(log: Path, earlier: Sequence[Trajectory], policy: Policy) -> None:
+    """Refuse to mix the episodes of two versions of a policy, or of two policies that have the same version."""
     versions = {turn.policy_version for trajectory in earlier for turn in trajectory.turns}
     if versions - {policy.version}:
         raise ConfigError(
             f"{log} holds episodes of {policy.name} version {', '.join(sorted(versions))}, which is now "
             f"{policy.version}: choose another --output-dir"
+        )
+    if any(trajectory.metadata.get("weights", policy.fingerprint) != policy.fingerprint for trajectory in earlier):
+        raise ConfigError(
+            f"{log} holds episodes of {policy.name} with other weights than it has now: choose another --output-dir"
         )

@@ -86,6 +86,7 @@ class LanguageModelPolicy:
         self._cache_argument = cache_argument(model)
         self._cache: SlotCache | None = None
         self._weights_seen = self._weights_state()
+        self._fingerprint = ""
 
     @classmethod
     def load(
@@ -135,6 +136,15 @@ class LanguageModelPolicy:
         """Where the model is."""
         return self.model.device
 
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the weights, made when it is first asked for and kept until they change."""
+        from agentgym_tlm.trainers.checkpoint import weights_fingerprint
+
+        self._notice_update()
+        self._fingerprint = self._fingerprint or weights_fingerprint(self.model)
+        return self._fingerprint
+
     def weights_changed(self, version: str | None = None) -> None:
         """The model was updated: forget everything cached, and take ``version`` (default: the next number).
 
@@ -142,7 +152,13 @@ class LanguageModelPolicy:
         """
         self._cache = None
         self._weights_seen = self._weights_state()
+        self._fingerprint = ""
         self.version = version if version is not None else _next_version(self.version)
+
+    def _notice_update(self) -> None:
+        """Take note of an optimiser step that nobody reported."""
+        if self._weights_state() != self._weights_seen:
+            self.weights_changed()
 
     def _weights_state(self) -> tuple[int, int]:
         """Changes when the model is replaced and when its parameters are written to."""
@@ -163,8 +179,7 @@ class LanguageModelPolicy:
 
         A conversation without room for another ``max_new_tokens`` is left as it is and answered with ``overflow``.
         """
-        if self._weights_state() != self._weights_seen:  # an optimiser step that nobody reported
-            self.weights_changed()
+        self._notice_update()
         was_training = self.model.training
         self.model.train(False)
         try:

@@ -207,6 +207,9 @@ class ALFWorldEnv(TextEnv):
             "data": self.manifest.source,
             "data_format": "2.1.2",
             "action_style": self.action_style,
+            "allow_revisit": str(self.allow_revisit),
+            "banner": str(self.banner),
+            "reward_scale": str(self.reward_scale),
             **packages,
         }
 
