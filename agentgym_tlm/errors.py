@@ -16,6 +16,10 @@ class TaskNotFoundError(DataError, KeyError):
         return Exception.__str__(self)
 
 
+class SplitNotFoundError(DataError):
+    """The data is there and holds other splits, but not the one that was asked for."""
+
+
 class DependencyError(AgentGymError, ImportError):
     """An optional dependency is missing; the message names the extra that installs it."""
 

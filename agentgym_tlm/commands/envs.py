@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentgym_tlm import ENV_IDS
 from agentgym_tlm.envs.args import EnvArgs, env_class
 from agentgym_tlm.envs.base import TaskManifest
-from agentgym_tlm.errors import AgentGymError
+from agentgym_tlm.errors import AgentGymError, ConfigError, SplitNotFoundError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,10 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def manifests(env_id: str, data_dir: str | None = None) -> dict[str, TaskManifest | AgentGymError]:
-    """For every split its tasks, or why there are none; raises the first of these errors when no split has any."""
+    """For every split its tasks, or why there are none.
+
+    When no split has any, raises the first of these errors that says more than that a split is not there.
+    """
     envs = EnvArgs(env=env_id, data_dir=data_dir)
     found: dict[str, TaskManifest | AgentGymError] = {}
     for split in env_class(env_id).splits:
@@ -50,5 +53,6 @@ def manifests(env_id: str, data_dir: str | None = None) -> dict[str, TaskManifes
             found[split] = error
     errors = [tasks for tasks in found.values() if isinstance(tasks, AgentGymError)]
     if len(errors) == len(found):
-        raise errors[0]
+        telling = [error for error in errors if not isinstance(error, (ConfigError, SplitNotFoundError))]
+        raise [*telling, *errors][0]
     return found
