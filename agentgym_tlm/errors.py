@@ -6,7 +6,7 @@ class AgentGymError(Exception):
 
 
 class DataError(AgentGymError):
-    """Environment data is missing, incomplete or broken; the message names the path and the remedy."""
+    """Environment data or a model is missing, incomplete or broken; the message names the path and the remedy."""
 
 
 class TaskNotFoundError(DataError, KeyError):
@@ -29,7 +29,7 @@ class ConfigError(AgentGymError, ValueError):
 
 
 class TemplateError(AgentGymError):
-    """A chat template cannot be used append-only (it rewrites earlier turns)."""
+    """A chat template fails, or cannot be used append-only (it rewrites earlier turns)."""
 
 
 class SchemaError(AgentGymError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from agentgym_tlm.policies.base import Policy
 
 _SCRIPTED = ("expert", "random")
-_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _DECISIVE = ("policy", "envs", "temperature", "seed")  # options on which what happens in an episode depends
 
 
@@ -83,11 +81,11 @@ def play(
     Raises ConfigError when the folder holds play with other options. KeyboardInterrupt tells how to go on.
     """
     import torch
-    from transformers.utils.logging import disable_progress_bar
 
     from agentgym_tlm.rollout import rollout
 
-    disable_progress_bar()
+    if "split" in options.envs.env_kwargs:
+        raise ConfigError("env_kwargs must not name the split: it is an option of its own (--split, --splits)")
     torch.set_num_threads(options.num_threads)
     policy = load(options.policy, options.temperature)
     _open(folder, replace(options, output_dir=folder))
@@ -126,18 +124,12 @@ def with_admissible_commands(envs: EnvArgs) -> EnvArgs:
 
 
 def load(name: str, temperature: float) -> Policy:
-    """A policy by name; ``temperature`` is a language model's. Raises ConfigError when there is none."""
+    """A policy by name; ``temperature`` is a language model's. Raises what :func:`load_policy` does."""
     from agentgym_tlm.policies import load_policy
 
     if name == "human":
         raise ConfigError("a person plays with `agentgym-tlm play`")
-    if "/" in name and not _HUB_ID.fullmatch(name) and not Path(name).is_dir():
-        raise ConfigError(f"there is no folder {name} to load a policy from")
-    try:
-        return load_policy(name, **({} if name in _SCRIPTED else {"temperature": temperature}))
-    except OSError as error:  # how transformers says that a folder or hub id cannot be loaded
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"no policy, folder or model on the hub could be loaded as {name!r}: {reason}") from error
+    return load_policy(name, **({} if name in _SCRIPTED else {"temperature": temperature}))
 
 
 def _open(folder: Path, options: PlayOptions) -> None:

@@ -15,24 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.errors import ConfigError, DataError
 from agentgym_tlm.policies.base import Conversation, Generation
 from agentgym_tlm.policies.cache import Slot, SlotCache, cache_argument, check_cacheable
 from agentgym_tlm.policies.decoding import CachedDecoder, PlainDecoder, Row
+from agentgym_tlm.policies.loading import SETTINGS_FILE, load_model, load_tokenizer, no_progress_bar, read_settings
 from agentgym_tlm.policies.sampling import sample_tokens
 from agentgym_tlm.prompt import ReactFormat
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.trajectory import FinishReason
-
-SETTINGS_FILE = "agentgym_policy.json"
 
 
 class LanguageModelPolicy:
@@ -100,24 +93,20 @@ class LanguageModelPolicy:
         """Load a hub id or a folder, one written by :meth:`save` included.
 
         ``options`` are those of the constructor; they win over what :meth:`save` recorded. ``device`` defaults to the
-        accelerator if there is one.
+        accelerator if there is one. Raises DataError when the model, its tokenizer or its settings cannot be read.
         """
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, attn_implementation="sdpa")
-        settings_path = Path(name_or_path) / SETTINGS_FILE
-        settings: dict[str, Any] = json.loads(settings_path.read_text()) if settings_path.is_file() else {}
-        # AutoTokenizer would replace the splitting rules of what we saved by those of the model's architecture.
-        verbatim = settings and (settings_path.parent / "tokenizer.json").is_file()
-        tokenizer = (PreTrainedTokenizerFast if verbatim else AutoTokenizer).from_pretrained(name_or_path)
-        if "format" in settings:
-            settings["format"] = ReactFormat(**settings["format"])
+        settings = read_settings(Path(name_or_path))
+        model = load_model(name_or_path, dtype)
+        tokenizer = load_tokenizer(name_or_path, verbatim=bool(settings))
         return cls(model.to(device), tokenizer, **{**settings, **options})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write model, tokenizer and settings to a folder that :meth:`load` reads."""
         path = Path(path)
-        self.model.save_pretrained(path)
+        with no_progress_bar():
+            self.model.save_pretrained(path)
         self.tokenizer.save_pretrained(path)
         settings = {
             "name": self.name,
@@ -178,6 +167,7 @@ class LanguageModelPolicy:
         """Sample one response per conversation, and append its ids to the conversation.
 
         A conversation without room for another ``max_new_tokens`` is left as it is and answered with ``overflow``.
+        Raises DataError when the model's weights give no numbers.
         """
         self._notice_update()
         was_training = self.model.training
@@ -250,6 +240,11 @@ class LanguageModelPolicy:
             if remaining == 0 or step + 1 == self.max_new_tokens:
                 break
             logits = decoder.step(ids, running, remaining)
+        if logprobs.isnan().any():
+            raise DataError(
+                f"the model {self.model.config.name_or_path or self.name!r} gives no numbers (NaN): its weights are "
+                "broken or overflow their dtype. Go back to an earlier checkpoint, or load it with dtype=torch.float32"
+            )
         return [
             self._close_row(row, row_tokens[:length], row_logprobs[:length])
             for row, row_tokens, row_logprobs, length in zip(

@@ -24,7 +24,6 @@ def test_eval_ends_with_one_table_and_leaves_results_and_turn_logs(
     assert main(["eval", "--policy", "expert", "--limit", "4", "--output-dir", str(tmp_path), "--by-task-type"]) == 0
     shown = capsys.readouterr().out
     assert "100.0 [51.0, 100.0]" in shown
-    assert "4 / 4" in shown
     assert "pick_" in shown
     seen, unseen = read_results(tmp_path / "results.json")
     assert (seen.split, unseen.split) == ("valid_seen", "valid_unseen")
@@ -89,7 +88,11 @@ def test_interrupted_play_says_how_to_go_on(
 
 @pytest.mark.parametrize(
     ("policy", "message"),
-    [("runs/no/such/policy", "there is no folder runs/no/such/policy"), ("human", "agentgym-tlm play")],
+    [
+        ("runs/no/such/policy", "there is no folder runs/no/such/policy"),
+        ("human", "agentgym-tlm play"),
+        ("exprt", "did you mean expert?"),
+    ],
 )
 def test_policy_that_cannot_play_is_named_and_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str, message: str
@@ -97,6 +100,11 @@ def test_policy_that_cannot_play_is_named_and_leaves_no_folder(
     assert main(["eval", "--policy", policy, "--output-dir", str(tmp_path / "new")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_split_among_the_environments_options_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--policy", "expert", "--env-kwargs", "split=train"]) == 2
+    assert "--splits" in capsys.readouterr().err
 
 
 def test_policy_folder_plays_with_tokens_and_a_retrained_one_is_not_mixed_in(
