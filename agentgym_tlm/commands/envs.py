@@ -18,10 +18,12 @@ class Envs:
     env: str | None = None
     """Gymnasium id; None: all environments of this package."""
     data_dir: str | None = None
-    """Folder of the environment's data, or 'embedded'; None: its variable, imported data, else the embedded default."""
+    """Folder of the data of ``env``, or 'embedded'; None: its variable, imported data, else the embedded default."""
 
     def run(self) -> int:
         """Print one row per split. Raises DataError when no split of an environment can be read."""
+        if self.data_dir is not None and self.env is None:
+            raise ConfigError("--data-dir is the folder of one environment: name that with --env")
         rows = [("environment", "split", "tasks", "sha256 of ids", "data")]
         for env_id in [self.env] if self.env else ENV_IDS:
             for split, tasks in manifests(env_id, self.data_dir).items():

@@ -33,9 +33,9 @@ def test_official_data_is_found_by_option_and_by_variable(
     tmp_path: Path, alfworld_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "valid_unseen.jsonl.xz").symlink_to(alfworld_data / "valid_unseen.jsonl.xz")
-    main(["envs", "--data-dir", str(tmp_path)])
+    main(["envs", "--env", "ALFWorld-v0", "--data-dir", str(tmp_path)])
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
-    main(["envs"])
+    main(["envs", "--env", "ALFWorld-v0"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if " valid_unseen  134 " in line]
     assert len(rows) == 2
     assert rows[0] == rows[1]
@@ -48,7 +48,14 @@ def test_broken_split_is_the_error_when_no_other_is_there(tmp_path: Path, capsys
     assert "valid_seen.jsonl.xz is corrupt" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [("--data-dir", "/no/such/folder"), ("--env", "NoSuchWorld-v0")])
-def test_nothing_to_list_is_an_error(argv: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--env", "ALFWorld-v0", "--data-dir", "/no/such/folder"), "/no/such/folder does not exist"),
+        (("--data-dir", "/no/such/folder"), "name that with --env"),
+        (("--env", "NoSuchWorld-v0"), "NoSuchWorld"),
+    ],
+)
+def test_nothing_to_list_is_an_error(argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["envs", *argv]) == 2
-    assert argv[1].removesuffix("-v0") in capsys.readouterr().err
+    assert message in capsys.readouterr().err
