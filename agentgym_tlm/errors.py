@@ -6,7 +6,7 @@ class AgentGymError(Exception):
 
 
 class DataError(AgentGymError):
-    """Environment data is missing, incomplete or broken; the message names the path and the remedy."""
+    """Environment data or a model is missing, incomplete or broken; the message names the path and the remedy."""
 
 
 class TaskNotFoundError(DataError, KeyError):
@@ -14,6 +14,10 @@ class TaskNotFoundError(DataError, KeyError):
 
     def __str__(self) -> str:
         return Exception.__str__(self)
+
+
+class SplitNotFoundError(DataError):
+    """The data is there and holds other splits, but not the one that was asked for."""
 
 
 class DependencyError(AgentGymError, ImportError):
@@ -25,7 +29,7 @@ class ConfigError(AgentGymError, ValueError):
 
 
 class TemplateError(AgentGymError):
-    """A chat template cannot be used append-only (it rewrites earlier turns)."""
+    """A chat template fails, or cannot be used append-only (it rewrites earlier turns)."""
 
 
 class SchemaError(AgentGymError):

@@ -13,13 +13,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
 
 from agentgym_tlm.files import to_json, write_text
 from agentgym_tlm.trajectory import StopReason, Trajectory
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 Z_95 = 1.959963984540054  # two-sided 95% quantile of the standard normal
 
@@ -129,11 +131,23 @@ def read_results(path: Path) -> list[EvalResult]:
     return [EvalResult.from_dict(record) for record in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def results_table(results: Sequence[EvalResult]) -> Table:
-    """A rich table, one row per result."""
-    from rich.table import Table
+class FittingTable(Table):
+    """A table that shows each row as a block of lines where it is too wide, so that no number is ever cut short."""
 
-    table = Table()
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        natural = Measurement.get(console, options.update(width=10_000), self).maximum
+        if natural <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        headings = [str(column.header).replace("\n", " ") for column in self.columns]
+        for cells in zip(*(column.cells for column in self.columns), strict=True):
+            lines = (f"{heading}: {cell}" for heading, cell in zip(headings, cells, strict=True))
+            yield Text("\n".join(lines) + "\n", overflow="fold")
+
+
+def results_table(results: Sequence[EvalResult]) -> FittingTable:
+    """A rich table, one row per result."""
+    table = FittingTable()
     table.add_column("policy", no_wrap=True)
     table.add_column("split", no_wrap=True)
     table.add_column("success %\n[95% CI]", justify="right", no_wrap=True)
@@ -156,11 +170,9 @@ def results_table(results: Sequence[EvalResult]) -> Table:
     return table
 
 
-def task_type_table(results: Sequence[EvalResult]) -> Table:
+def task_type_table(results: Sequence[EvalResult]) -> FittingTable:
     """A rich table of success, one row per task type, one column per result."""
-    from rich.table import Table
-
-    table = Table("success % [95% CI]")
+    table = FittingTable("success % [95% CI]")
     for result in results:
         table.add_column(f"{result.label or result.policy}\n{result.split}", justify="right")
     for kind in sorted({kind for result in results for kind in result.by_task_type}):

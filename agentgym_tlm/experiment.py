@@ -37,7 +37,7 @@ from agentgym_tlm.config import differences, dump, load
 from agentgym_tlm.errors import CheckpointError
 from agentgym_tlm.evaluate import EvalResult, write_results
 from agentgym_tlm.files import to_json, write_text
-from agentgym_tlm.loading import load_language_model
+from agentgym_tlm.policies import load_language_model
 from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy

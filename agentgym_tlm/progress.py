@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,6 +14,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 if TYPE_CHECKING:
     from agentgym_tlm.rollout import RolloutProgress
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Warnings raised inside are shown as one line each, without the line of code that raised them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        print(f"warning: {warning.message}", file=sys.stderr)
 
 
 class ProgressBar:

@@ -6,12 +6,17 @@ environment: the texts of ``reset`` and ``step`` are its only input.
 
 What :meth:`ReactFormat.parse` makes of what models really write:
 
-1. Everything from the first end-of-turn marker written out as text (``</s>``, ``<|im_end|>``, ...) on is ignored, and
-   so is everything up to the last ``</think>``.
-2. The action follows the first ``Action:`` tag that starts a line, else the first one inside a line. Case, a number
-   (``Action 1:``) and Markdown around the tag do not matter. Of several actions the first one counts.
-3. The action is the rest of the tag's line; if that is empty, the next line that is not (code fences are skipped).
-4. Surrounding quotes, backticks, asterisks and a trailing period are removed; control characters count as spaces.
+1. A header that opens the response (``<|im_start|>assistant``, ``<s>``, ...) is ignored. So are everything from the
+   first other marker written out as text (``</s>``, ``<|im_end|>``, ``[/INST]``, ...) on, and everything up to the last
+   ``</think>``, unless that was never opened and nothing follows it.
+2. The action follows the first ``Action:`` tag that starts a line, else the first one inside a line. Case, plural, a
+   number before or in it (``1. Action:``, ``Action 1:``, ``Action#1:``), words around it (``My action is:``), a
+   full-width colon and Markdown do not matter. A heading (``### Action``) and ``<action>...</action>`` are such tags,
+   too. Of several actions the first one counts.
+3. The action is the rest of the tag's line; if that is empty, the next line that is not (code fences are skipped, and
+   so is the tag if it stands there once more).
+4. Surrounding quotes, backticks, asterisks, square brackets and a trailing period are removed; control characters count
+   as spaces.
 5. Without a tag, a response of one short line that is no thought is taken as a bare action.
 6. Anything else, an empty action, or one longer than ``MAX_ACTION_CHARS`` is unparsable: the action is None.
 
@@ -39,12 +44,23 @@ DEFAULT_INSTRUCTIONS = (
 """How-to-play text for pretrained chat models; environments add nothing to it."""
 
 _MAX_BARE_ACTION_CHARS = 200
-_END_MARKER = re.compile(r"</s>|<\|[A-Za-z_]{1,30}\|>|<end_of_turn>")
-# Tags are looked for in the head of a line only, so that whitespace runs cannot make the match quadratic.
-_HEAD_CHARS = 40
-_LINE_TAG = re.compile(r"[\W_]{0,8}(thought|action|observation)\s{0,4}\d{0,4}[\s*_`]{0,4}:", re.IGNORECASE)
-_INLINE_TAG = re.compile(r"\b(?:thought|action|observation)\s{0,4}\d{0,4}[*_`]{0,4}:", re.IGNORECASE)
-_INLINE_ACTION = re.compile(r"\baction\s{0,4}\d{0,4}[*_`]{0,4}:", re.IGNORECASE)
+_OPENING = re.compile(
+    r"(?:<s>|<bos>|<\|(?:im_start|begin_of_text|startoftext|start_header_id|end_header_id|assistant)\|>|<start_of_turn>)"
+    r"(?:assistant\b|model\b)?\s*"
+)
+_MARKER = re.compile(r"</?s>|<[be]os>|<\|[A-Za-z_]{1,30}\|>|<(?:start|end)_of_turn>|\[/?INST\]")
+_XML_TAG = re.compile(r"<(/?)(thought|action)>", re.IGNORECASE)
+# Tags are looked for in the head of a line only, so that whitespace runs cannot make the match quadratic. The head is
+# longer than any tag, so that the end of a line is never mistaken for the end of the head.
+_HEAD_CHARS = 70
+_NUMBER = r"\s{0,4}#?\d{0,4}(?:\sis)?"
+_LINE_TAG = re.compile(
+    r"[\W\d_]{0,8}(?:(?:my|the|next|final|chosen)\s){0,3}"
+    rf"(thought|action|observation)s?{_NUMBER}[\s*_`]{{0,4}}(?:[:\uff1a]|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_INLINE_TAG = re.compile(rf"\b(?:thought|action|observation)s?{_NUMBER}[*_`]{{0,4}}[:\uff1a]", re.IGNORECASE)
+_INLINE_ACTION = re.compile(rf"\bactions?{_NUMBER}[*_`]{{0,4}}[:\uff1a]", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _WRAPPERS = (("**", "**"), ("`", "`"), ('"', '"'), ("'", "'"), ("“", "”"), ("*", "*"), ("_", "_"))
 
@@ -84,9 +100,14 @@ class ReactFormat:
 
     def parse(self, response: str) -> ParsedResponse:
         """Thought and action of whatever a model wrote. Never raises."""
-        text = response[response.rfind("</think>") + len("</think>") :] if "</think>" in response else response
-        if (marker := _END_MARKER.search(text)) is not None:
-            text = text[: marker.start()]
+        text, start = response.lstrip(), 0
+        while (opening := _OPENING.match(text, start)) is not None:
+            start = opening.end()
+        before, think, after = text[start:].rpartition("</think>")
+        text = _until_marker(after)
+        if think and not text.strip() and "<think>" not in before:
+            text = _until_marker(before)
+        text = _XML_TAG.sub(lambda tag: "\n" if tag[1] else f"\n{tag[2]}: ", text)
         lines = text.replace("\r", "\n").split("\n")
         found = _find_action(lines)
         if found is None:
@@ -94,6 +115,11 @@ class ReactFormat:
         thought_lines, action = found
         cleaned = _clean_action(action)
         return ParsedResponse(_clean_thought(thought_lines), cleaned or None)
+
+
+def _until_marker(text: str) -> str:
+    marker = _MARKER.search(text)
+    return text if marker is None else text[: marker.start()]
 
 
 def _line_tag(line: str) -> re.Match[str] | None:
@@ -115,8 +141,13 @@ def _find_action(lines: list[str]) -> tuple[list[str], str] | None:
 
 
 def _action_text(lines: Iterable[str]) -> str:
-    """First line with content, up to where another tag begins; "" when a tag comes first."""
+    """First line with content, up to where another tag begins; "" when a tag other than the action's comes first."""
     for line in lines:
+        tag = _line_tag(line)
+        if tag is not None and tag[1].lower() == "action":
+            line = line[tag.end() :]
+        elif tag is not None:
+            return ""
         if not line.strip(" \t\x00*_") or (line.lstrip().startswith("```") and not line.rstrip().endswith("```", 4)):
             continue
         other = _INLINE_TAG.search(line)
@@ -133,10 +164,24 @@ def _clean_action(action: str) -> str:
         for start, end in _WRAPPERS:
             if len(stripped) > len(start) + len(end) and stripped.startswith(start) and stripped.endswith(end):
                 stripped = stripped[len(start) : -len(end)].strip()
+        if _is_bracketed(stripped):
+            stripped = stripped[1:-1].strip()
         stripped = stripped.strip("`").removeprefix("**").removesuffix("**").strip()
         if stripped == action:
             return action
         action = stripped
+
+
+def _is_bracketed(text: str) -> bool:
+    """Whether the first character is a square bracket that the last one closes, unlike in ``[a] [b]``."""
+    if len(text) < 2 or text[0] != "[" or text[-1] != "]":
+        return False
+    depth = 0
+    for character in text[:-1]:
+        depth += (character == "[") - (character == "]")
+        if depth == 0:
+            return False
+    return True
 
 
 def _clean_thought(lines: list[str]) -> str:

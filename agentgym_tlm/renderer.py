@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from agentgym_tlm.errors import TemplateError
@@ -101,9 +102,15 @@ class Renderer:
             )
 
     def _render(self, messages: list[Message], *, add_generation_prompt: bool = False) -> str:
-        rendered = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            raise TemplateError(
+                f"the chat template of {self.tokenizer.name_or_path!r} fails on a plain conversation "
+                f"({type(error).__name__}: {error}). {_REMEDY}"
+            ) from error
         assert isinstance(rendered, str)
         return rendered
 

@@ -69,21 +69,18 @@ def rollout(
 
     An EnvironmentFailureError ends its episode as ``env_error`` and replaces the environment. On KeyboardInterrupt the
     running episodes are written as ``aborted`` before it propagates. Raises ConfigError when ``resume`` does not belong
-    to this call, TaskNotFoundError for an unknown task.
+    to this call: another environment, step limit, split, seed or policy, or the same policy with other weights.
+    Raises TaskNotFoundError for an unknown task.
     """
-    kept = {}
-    for trajectory in resume:
-        recorded = (trajectory.env_id, trajectory.split, trajectory.seed, trajectory.policy)
-        if recorded != (env_id, split, seed, policy.name):
-            raise ConfigError(
-                f"cannot resume: a recorded trajectory has (env id, split, seed, policy) {recorded}, this rollout "
-                f"{(env_id, split, seed, policy.name)}"
-            )
-        if trajectory.stop_reason not in (StopReason.ENV_ERROR, StopReason.ABORTED):
-            kept[EpisodeKey(trajectory.task_id, trajectory.sample)] = trajectory
+    kept = {
+        EpisodeKey(trajectory.task_id, trajectory.sample): trajectory
+        for trajectory in resume
+        if trajectory.stop_reason not in (StopReason.ENV_ERROR, StopReason.ABORTED)
+    }
     run = _Rollout(
         policy, env_id, tasks, split, n_slots, env_kwargs, samples_per_task, seed, max_turns, writer, kept, progress
     )
+    run.check_resumable(resume)
     played = {EpisodeKey(trajectory.task_id, trajectory.sample): trajectory for trajectory in run.play()}
     return [played[key] if key in played else kept[key] for key in run.keys]
 
@@ -92,8 +89,8 @@ def logged_rollout(
     log: Path, policy: Policy, env_id: str, tasks: Sequence[str] | None = None, **options: Any
 ) -> list[Trajectory]:
     """:func:`rollout` with its ``options``, logged to a JSONL file; episodes that it holds are not played again."""
-    earlier = list(read_trajectories(log)) if log.exists() else []
     with TrajectoryWriter(log) as writer:
+        earlier = list(read_trajectories(log))
         return rollout(policy, env_id, tasks, writer=writer, resume=earlier, **options)
 
 
@@ -149,6 +146,10 @@ class _Rollout:
     ) -> None:
         if n_slots < 1 or samples_per_task < 1:
             raise ConfigError(f"n_slots={n_slots} and samples_per_task={samples_per_task} must be at least 1")
+        if seed < 0:
+            raise ConfigError(f"seed={seed} must not be negative")
+        if "split" in (env_kwargs or {}):
+            raise ConfigError("env_kwargs must not name the split: it is an argument of its own")
         self.policy = policy
         self.env_id = env_id
         self.split = split
@@ -175,6 +176,29 @@ class _Rollout:
         options = {**self._env_kwargs, "split": self.split, **limit}
         return gym.make(self.env_id, disable_env_checker=True, **options)
 
+    def check_resumable(self, earlier: Sequence[Trajectory]) -> None:
+        """Raise ConfigError, and release the environments, unless ``earlier`` was recorded by a call like this one.
+
+        What a log does not tell, as those of earlier releases do not tell the step limit, is not compared.
+        """
+        policy = self.policy
+        identity = {"environment": self.env_id, "split": self.split, "seed": self.seed, "policy": policy.name}
+        now = {**self._slots[0].world, **identity, "policy weights": policy.fingerprint}
+        for trajectory in earlier:
+            recorded = {
+                **trajectory.env,
+                "environment": trajectory.env_id,
+                "split": trajectory.split,
+                "seed": trajectory.seed,
+                "policy": trajectory.policy,
+                "policy weights": trajectory.metadata.get("weights", policy.fingerprint),
+            }
+            other = [name for name in now if recorded.get(name, now[name]) != now[name]]
+            if other:
+                self._close()
+                differences = ", ".join(f"{name} {recorded[name]!r}, now {now[name]!r}" for name in other)
+                raise ConfigError(f"cannot resume: the recorded episodes have {differences}. Write to another log.")
+
     def play(self) -> Iterator[Trajectory]:
         try:
             yield from self._play()
@@ -184,8 +208,11 @@ class _Rollout:
                     self._record(slot.end(StopReason.ABORTED))
             raise
         finally:
-            for slot in self._slots:
-                slot.close()
+            self._close()
+
+    def _close(self) -> None:
+        for slot in self._slots:
+            slot.close()
 
     def _play(self) -> Iterator[Trajectory]:
         while True:
@@ -231,9 +258,17 @@ class _Slot:
         """The environment without its wrappers."""
         return text_env(self._env)
 
+    @property
+    def world(self) -> dict[str, Any]:
+        """What an episode's course depends on besides policy, task and seed."""
+        return {**self.text_env.version(), "max_episode_steps": self.text_env.max_episode_steps}
+
     def start(self, key: EpisodeKey) -> Trajectory | None:
         """Begin an episode; returns its trajectory if the environment fails at once."""
         run = self._run
+        rng = np.random.default_rng(episode_seed(run.seed, *key))
+        self.conversation = Conversation(run.env_id, key.task_id, "", rng, expert=self.text_env.expert)
+        weights = run.policy.fingerprint
         self.trajectory = Trajectory(
             env_id=run.env_id,
             task_id=key.task_id,
@@ -245,10 +280,9 @@ class _Slot:
             prompt_format=run.policy.format.name,
             group_id=f"{key.task_id}/seed{run.seed}/{run.policy.name}@{run.policy.version}",
             sample=key.sample,
-            env=dict(self.text_env.version()),
+            env=self.world,
+            metadata={"weights": weights} if weights else {},
         )
-        rng = np.random.default_rng(episode_seed(run.seed, *key))
-        self.conversation = Conversation(run.env_id, key.task_id, "", rng, expert=self.text_env.expert)
         state = int(episode_seed(run.seed, key.task_id).generate_state(1)[0])
         try:
             observation, info = self._env.reset(seed=state, options={"task_id": key.task_id})

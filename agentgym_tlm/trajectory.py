@@ -9,9 +9,10 @@ one for an append-only prompt format, one per turn for a windowed one. A turn's 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -126,7 +127,10 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Trajectory:
-        """Inverse of :meth:`to_dict`. Raises SchemaError for another schema version or missing or unknown fields."""
+        """Inverse of :meth:`to_dict`.
+
+        Raises SchemaError for another schema version, for missing or unknown fields, and for values of another type.
+        """
         record = dict(record)
         version = record.pop("schema_version", None)
         if version != SCHEMA_VERSION:
@@ -135,36 +139,60 @@ class Trajectory:
         if unknown:
             raise SchemaError(f"trajectory has unknown fields {sorted(unknown)}")
         try:
-            record["turns"] = [_turn_from_dict(turn) for turn in record["turns"]]
-            record["stop_reason"] = StopReason(record["stop_reason"])
-            return cls(**record)
+            turns = [Turn(**_checked(Turn, turn)) for turn in _checked(cls, record)["turns"]]
+            for turn in turns:
+                turn.finish_reason = FinishReason(turn.finish_reason)
+                turn.span = None if turn.span is None else (turn.span[0], turn.span[1])
+            return cls(**{**record, "turns": turns, "stop_reason": StopReason(record["stop_reason"])})
         except (KeyError, TypeError, ValueError) as error:
             raise SchemaError(f"trajectory record is malformed: {error}") from error
 
 
-def _turn_from_dict(record: dict[str, Any]) -> Turn:
-    span = record.get("span")
-    return Turn(
-        **{
-            **record,
-            "finish_reason": FinishReason(record["finish_reason"]),
-            "span": None if span is None else (int(span[0]), int(span[1])),
-        }
-    )
+def _list_of(*types: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, (list, tuple)) and all(type(item) in types for item in value)
+
+
+_IS_LIST_OF_INTS, _IS_LIST_OF_NUMBERS = _list_of(int), _list_of(int, float)
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "str | None": lambda value: value is None or isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: type(value) is int,
+    "float": lambda value: type(value) in (int, float),
+    "float | None": lambda value: value is None or type(value) in (int, float),
+    "list[float] | None": lambda value: value is None or _IS_LIST_OF_NUMBERS(value),
+    "tuple[int, int] | None": lambda value: value is None or (_IS_LIST_OF_INTS(value) and len(value) == 2),
+    "list[list[int]]": lambda value: isinstance(value, list) and all(map(_IS_LIST_OF_INTS, value)),
+    "list[Turn]": _list_of(dict),
+    "dict[str, Any]": lambda value: isinstance(value, dict),
+    "StopReason": lambda value: isinstance(value, str),
+    "FinishReason": lambda value: isinstance(value, str),
+}
+"""Whether a value read from JSON can stand in a field, by the field's annotation."""
+
+
+def _checked(kind: type[Turn | Trajectory], record: dict[str, Any]) -> dict[str, Any]:
+    """The record, if its values are of the types of ``kind``'s fields. Raises TypeError otherwise."""
+    for each in fields(kind):
+        annotation = str(each.type)
+        if each.name in record and not _CHECKS[annotation](record[each.name]):
+            raise TypeError(f"{each.name} is {str(record[each.name])[:60]!r}, not {annotation}")
+    return record
 
 
 class TrajectoryWriter:
     """Appends trajectories to a JSONL file, each flushed to disk as its episode ends.
 
-    A killed run loses at most the episode in flight: a torn last line left by an earlier kill is cut off on opening.
-    Use as a context manager.
+    A killed run loses at most the episode in flight: on opening, a last line that an earlier kill left torn is cut off,
+    and one that lacks nothing but its end is ended. Use as a context manager.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        _cut_torn_line(self.path)
-        self._file: IO[str] = self.path.open("a", encoding="utf-8")
+        _mend_last_line(self.path)
+        # A lone surrogate, which UTF-8 has no bytes for, becomes the escape by which JSON names it.
+        self._file: IO[str] = self.path.open("a", encoding="utf-8", errors="backslashreplace")
 
     def write(self, trajectory: Trajectory) -> None:
         """Append one trajectory and flush it to the operating system."""
@@ -201,31 +229,50 @@ def read_trajectories(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
     A corrupt *last* line is what a kill leaves behind: it is reported as a warning and skipped. A corrupt line anywhere
     else raises SchemaError with its number.
     """
-    with Path(path).open(encoding="utf-8", errors="surrogateescape") as file:
+    with Path(path).open("rb") as file:
         previous: tuple[int, SchemaError] | None = None
         for number, line in enumerate(file, start=1):
             if previous is not None:
                 raise SchemaError(f"{path}:{previous[0]}: {previous[1]}")
             try:
-                record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise SchemaError("not a JSON object")
+                record = _parse_line(line)
+            except SchemaError as error:
+                previous = (number, error)
+                continue
+            try:
                 yield Trajectory.from_dict(record)
-            except json.JSONDecodeError as error:
-                previous = (number, SchemaError(f"corrupt line: {error}"))
             except SchemaError as error:
                 raise SchemaError(f"{path}:{number}: {error}") from error
     if previous is not None:
         warnings.warn(f"{path}:{previous[0]}: skipped a corrupt last line ({previous[1]})", stacklevel=2)
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Remove an unterminated last line, so that the next record starts on a line of its own."""
+def _parse_line(line: bytes) -> dict[str, Any]:
+    """The record of a line. Raises SchemaError when there is none, as in one that a kill has torn."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise SchemaError(f"corrupt line: {error}") from error
+    if not isinstance(record, dict):
+        raise SchemaError("corrupt line: not a JSON object")
+    return record
+
+
+def _mend_last_line(path: Path) -> None:
+    """Cut off a last line that cannot be read, and end one that can, so that the next record starts its own line."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb+") as file:
-        data = file.read()
-        end = data.rfind(b"\n") + 1
-        if end < len(data):
-            warnings.warn(f"{path}: cut off a torn last line of {len(data) - end} bytes", stacklevel=3)
-            file.truncate(end)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            size = len(data)
+            start = data.rfind(b"\n", 0, size - 1) + 1
+            line = data[start:]
+        try:
+            _parse_line(line)
+        except SchemaError:
+            warnings.warn(f"{path}: cut off a corrupt last line of {len(line)} bytes", stacklevel=3)
+            file.truncate(start)
+        else:
+            if not line.endswith(b"\n"):
+                file.seek(size)
+                file.write(b"\n")

@@ -58,7 +58,7 @@ def play(world: World, args: Args, rng: np.random.Generator) -> Episode:
 
 
 def main() -> None:
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, description=__doc__)
     sources: list[tuple[str, GameSource]] = []
     for split in args.splits:
         if args.data_dir is not None:

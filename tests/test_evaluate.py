@@ -119,6 +119,17 @@ def test_table_shows_interval_score_and_count() -> None:
     assert row[1:6] == ["SFT", "valid_seen", "50.0 [9.5, 90.5]", "70.0", "2"]
 
 
+def test_narrow_terminal_loses_no_number() -> None:
+    """A table that is squeezed into 40 columns shows `po...` and empty cells."""
+    episodes = [episode(won=True), episode()]
+    console = Console(width=40)
+    with console.capture() as capture:
+        console.print(results_table([EvalResult.of(episodes, label="SFT")]))
+    lines = capture.get().splitlines()
+    assert "success % [95% CI]: 50.0 [9.5, 90.5]" in lines
+    assert {"policy: SFT", "split: valid_seen", "n: 2"} < set(lines)
+
+
 def test_success_is_shown_for_every_task_type() -> None:
     results = [EvalResult.of([episode(won=True), episode("heat"), episode("heat")], label="SFT")]
     console = Console(width=100)

@@ -26,6 +26,13 @@ FORMAT = ReactFormat()
         ("Thought: first\n\nThought: second\nAction: look", "first\n\nThought: second", "look"),
         ("go to desk 1", "", "go to desk 1"),
         ("  go to desk 1.\n", "", "go to desk 1"),
+        ("<|im_start|>assistant\nThought: x\nAction: look<|im_end|>", "x", "look"),
+        ("1. Thought: x\n2. Action: look", "x", "look"),
+        ("1. Action: look", "", "look"),
+        ("### Thought\nI go.\n\n### Action\ngo to desk 1", "I go.", "go to desk 1"),
+        ("<thought>I go.</thought>\n<action>go to desk 1</action>", "I go.", "go to desk 1"),
+        ("My next action is: look", "", "look"),
+        ("I think that my action is: look", "I think that my", "look"),
     ],
 )
 def test_takes_a_response_apart(response: str, thought: str, action: str) -> None:
@@ -54,6 +61,26 @@ def test_takes_a_response_apart(response: str, thought: str, action: str) -> Non
         "Action: go to desk 1</s>",
         "<think>\nAction: look?\n</think>\n\nAction: go to desk 1",
         "Action: go to desk 1\r\n",
+        "<|start_header_id|>assistant<|end_header_id|>\n\nAction: go to desk 1<|eot_id|>",
+        "<s> <|assistant|>go to desk 1",
+        "<start_of_turn>model\nAction: go to desk 1<end_of_turn>",
+        "Action: go to desk 1\n<|im_start|>user\nWhat now?",
+        "Action: go to desk 1[/INST]",
+        "Action: go to desk 1\n</think>",
+        "Action\uff1ago to desk 1",
+        "### Action\ngo to desk 1",
+        "**Action**\n\ngo to desk 1",
+        "Action\nAction: go to desk 1",
+        "<action>go to desk 1</action>",
+        "<ACTION>\ngo to desk 1\n</ACTION>",
+        "Action: <action>go to desk 1</action>",
+        "Action: [go to desk 1]",
+        "Action: [`go to desk 1`].",
+        "Actions: go to desk 1",
+        "My action is: go to desk 1",
+        "The action: go to desk 1",
+        "Action#1: go to desk 1",
+        "Action #1: go to desk 1",
     ],
 )
 def test_reads_the_action_through_decoration(response: str) -> None:
@@ -70,6 +97,10 @@ def test_reads_the_action_through_decoration(response: str) -> None:
         "Action:",
         "Action: .",
         "Action:\nThought: later",
+        "### Action\n### Thought\nlater",
+        "<think>\nAction: look?\n</think>",
+        "<|im_end|>Action: look",
+        "Action: []",
         "Action: ``",
         "x" * (MAX_ACTION_CHARS + 1),
         "Action: " + "go " * MAX_ACTION_CHARS,
@@ -79,7 +110,9 @@ def test_an_unparsable_response_has_no_action(response: str) -> None:
     assert FORMAT.parse(response).action is None
 
 
-@pytest.mark.parametrize("action", ["finish[U.S.]", 'search["x"]', "take tv's remote from sofa 1", "use a_b"])
+@pytest.mark.parametrize(
+    "action", ["finish[U.S.]", 'search["x"]', "take tv's remote from sofa 1", "use a_b", "Search[Foo]", "[a] or [b]"]
+)
 def test_leaves_punctuation_inside_an_action_alone(action: str) -> None:
     assert FORMAT.parse(f"Action: {action}").action == action
 
@@ -102,6 +135,15 @@ def test_leaves_punctuation_inside_an_action_alone(action: str) -> None:
         "<|",
         "```\n",
         "Action \n",
+        "[",
+        "[/INST]",
+        "<s>",
+        "<|im_start|>assistant\n",
+        "<action>",
+        "</think>",
+        "my next ",
+        "1. ",
+        "### Action\n",
     ],
 )
 def test_time_is_linear_in_the_response(unit: str) -> None:

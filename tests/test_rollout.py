@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from agentgym_tlm.policies.base import Conversation, Generation, Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.human import HumanPolicy
 from agentgym_tlm.policies.random import RandomPolicy
-from agentgym_tlm.rollout import RolloutProgress, iter_rollout, rollout
+from agentgym_tlm.rollout import RolloutProgress, iter_rollout, logged_rollout, rollout
 from agentgym_tlm.trajectory import StopReason, Trajectory, TrajectoryWriter, read_trajectories
 from tests.toy_env import ROOMS, ToyEnv, tiny_policy
 
@@ -48,7 +49,7 @@ def test_records_every_field_of_an_episode() -> None:
     assert trajectory.instruction == "bring the lamp to the hall."
     assert (trajectory.stop_reason, trajectory.won, trajectory.score) == (StopReason.WON, True, 1.0)
     assert (trajectory.policy, trajectory.prompt_format) == ("expert", "react")
-    assert trajectory.env == {"engine": "toy", "source": "toy"}
+    assert trajectory.env == {"engine": "toy", "source": "toy", "max_episode_steps": 15}
     assert trajectory.final_observation == "You put the lamp."
     assert [turn.action for turn in trajectory.turns] == [
         *("go to study", "open door", "go to cellar", "take lamp", "go to study", "go to hall", "put lamp")
@@ -178,10 +179,67 @@ def test_an_interrupted_rollout_keeps_what_it_has_and_resumes(tmp_path: Path) ->
     assert again.ended == len(whole) - (len(recorded) - len(aborted)), "finished episodes are not played again"
 
 
-def test_refuses_to_resume_another_rollout() -> None:
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"seed": 2}, "seed 1, now 2"),
+        ({"split": "valid_seen"}, "split 'train', now 'valid_seen'"),
+        ({"max_turns": 9}, "max_episode_steps 15, now 9"),
+        ({"env_kwargs": {"max_episode_steps": 9}}, "max_episode_steps 15, now 9"),
+    ],
+)
+def test_refuses_to_resume_another_rollout(options: dict[str, Any], difference: str) -> None:
     recorded = rollout(ExpertPolicy(), "Toy-v0", TASKS[:1], seed=1)
-    with pytest.raises(ConfigError, match="cannot resume"):
-        rollout(ExpertPolicy(), "Toy-v0", TASKS[:1], seed=2, resume=recorded)
+    with pytest.raises(ConfigError, match=f"cannot resume.* {difference}"):
+        rollout(ExpertPolicy(), "Toy-v0", TASKS[:1], **{"seed": 1, "resume": recorded, **options})
+
+
+def test_refuses_to_resume_in_another_world() -> None:
+    """Episodes of two wordings of the same command in one data set would look like one environment's."""
+    options: dict[str, Any] = {"split": "valid_seen", "max_turns": 2}
+    small = {"data_dir": "embedded", "num_games": 2}
+    recorded = rollout(ExpertPolicy(), "ALFWorld-v0", env_kwargs=small, **options)
+    for name, value in {"action_style": "put", "allow_revisit": True, "reward_scale": 2.0, "banner": True}.items():
+        with pytest.raises(ConfigError, match=name):
+            rollout(ExpertPolicy(), "ALFWorld-v0", env_kwargs={**small, name: value}, resume=recorded, **options)
+
+
+def test_a_log_that_does_not_tell_the_step_limit_is_gone_on_with() -> None:
+    """Logs of earlier releases have the same schema and are no less complete."""
+    recorded = rollout(ExpertPolicy(), "Toy-v0", TASKS[:1])
+    del recorded[0].env["max_episode_steps"]
+    policy = WatchedExpert()
+    assert rollout(policy, "Toy-v0", TASKS[:1], resume=recorded) == recorded
+    assert policy.batches == []
+
+
+def test_refuses_to_resume_with_other_weights() -> None:
+    """Two trainings of one length have the same version; the numbers of one are not the other's."""
+    options: dict[str, Any] = {"tasks": TASKS[:1], "max_turns": 2}
+    recorded = rollout(tiny_policy(), "Toy-v0", **options)
+    assert rollout(tiny_policy(), "Toy-v0", resume=recorded, **options) == recorded
+    with pytest.raises(ConfigError, match="policy weights"):
+        rollout(tiny_policy(seed=1), "Toy-v0", resume=recorded, **options)
+
+
+@pytest.mark.parametrize("options", [{"env_kwargs": {"split": "valid_seen"}}, {"seed": -1}, {"n_slots": 0}])
+def test_refuses_options_that_contradict(options: dict[str, Any]) -> None:
+    """An option must not be overruled without a word, nor a bad seed be reported as a missing attribute."""
+    with pytest.raises(ConfigError, match=r"split|seed|n_slots"):
+        rollout(ExpertPolicy(), "Toy-v0", TASKS[:1], **options)
+
+
+def test_a_torn_log_is_gone_on_with_again_and_again(tmp_path: Path) -> None:
+    """Resuming must leave a log that can be resumed, whatever the kill left at its end."""
+    log = tmp_path / "log.jsonl"
+    whole = logged_rollout(log, ExpertPolicy(), "Toy-v0")
+    text = log.read_text()
+    for end in ("", "\n", '{"task', '{"task\n', "[1]\n"):
+        log.write_text(text.rstrip("\n") + ("\n" if end.strip() else "") + end)
+        with warnings.catch_warnings(record=True) as caught:
+            assert logged_rollout(log, (policy := WatchedExpert()), "Toy-v0") == whole
+        assert (policy.batches, log.read_text()) == ([], text)
+        assert len(caught) == bool(end.strip())
 
 
 def test_stopping_the_generator_early_releases_everything() -> None:

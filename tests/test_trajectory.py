@@ -21,8 +21,8 @@ from agentgym_tlm.trajectory import (
     write_trajectories,
 )
 
-# JSON has no lone surrogates; no environment and no tokenizer produces them.
-text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+# A lone surrogate, which byte-level tokenizers can be made to produce, has no UTF-8 bytes.
+text = st.text(st.characters(exclude_categories=["Cs"]) | st.just("\ud800"), max_size=20)
 number = st.floats(allow_nan=False)
 numbers = st.none() | st.lists(number, max_size=3)
 span = st.none() | st.tuples(st.integers(0, 99), st.integers(0, 99))
@@ -113,14 +113,25 @@ def test_a_line_torn_inside_a_character_is_skipped_too(tmp_path: Path) -> None:
         assert [t.task_id for t in read_trajectories(path)] == ["a"]
 
 
-def test_appending_after_a_torn_line_starts_a_new_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [b"", b"\n", b"\xff\n"])
+def test_appending_after_a_torn_line_starts_a_new_one(tmp_path: Path, end: bytes) -> None:
     """Otherwise the next record would be glued to the torn one, and both lost."""
     path = tmp_path / "log.jsonl"
     write_trajectories(path, [_episode("a"), _episode("b")])
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.warns(UserWarning, match="cut off a torn last line"), TrajectoryWriter(path) as writer:
+    path.write_bytes(path.read_bytes()[:-10] + end)
+    with pytest.warns(UserWarning, match="cut off a corrupt last line"), TrajectoryWriter(path) as writer:
         writer.write(_episode("c"))
     assert [t.task_id for t in read_trajectories(path)] == ["a", "c"]
+
+
+def test_a_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
+    """The reader counts its episode as finished: cutting it off would lose it for good."""
+    path = tmp_path / "log.jsonl"
+    write_trajectories(path, [_episode("a"), _episode("b")])
+    path.write_bytes(path.read_bytes()[:-1])
+    with TrajectoryWriter(path) as writer:
+        writer.write(_episode("c"))
+    assert [t.task_id for t in read_trajectories(path)] == ["a", "b", "c"]
 
 
 def test_a_corrupt_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
@@ -147,7 +158,8 @@ def _change(record: dict[str, Any], change: str) -> Any:
     elif change == "stop reason":
         record["stop_reason"] = "bored"
     else:
-        return [record]
+        name, _, value = change.partition("=")
+        (record["turns"][0] if name in record["turns"][0] else record)[name] = json.loads(value)
     return record
 
 
@@ -160,7 +172,16 @@ def _change(record: dict[str, Any], change: str) -> Any:
         ("missing field", "task_id"),
         ("unknown turn field", "colour"),
         ("stop reason", "bored"),
-        ("not an object", "not a JSON object"),
+        ("turns=[1]", "turns is '.1.', not list"),
+        ('turns="abc"', "turns is 'abc', not list"),
+        ("span=[1]", "span is '.1.', not tuple"),
+        ("span=[1.5, 2]", "span is"),
+        ('won="no"', "won is 'no', not bool"),
+        ("score=true", "score is 'True', not float"),
+        ('sequences="abc"', "sequences is 'abc'"),
+        ("action=3", "action is '3', not str"),
+        ('logprobs=["a"]', "logprobs is"),
+        ("env=[]", "env is"),
     ],
 )
 def test_other_schemas_are_refused(tmp_path: Path, change: str, message: str) -> None:
@@ -169,6 +190,10 @@ def test_other_schemas_are_refused(tmp_path: Path, change: str, message: str) ->
     path.write_text(json.dumps(_change(_episode().to_dict(), change)) + "\n")
     with pytest.raises(SchemaError, match=rf"log.jsonl:1: .*{message}"):
         list(read_trajectories(path))
+
+
+def test_a_trajectory_survives_its_own_dictionary() -> None:
+    assert Trajectory.from_dict(_episode().to_dict()) == _episode()
 
 
 def test_writing_a_file_replaces_it_atomically(tmp_path: Path) -> None:

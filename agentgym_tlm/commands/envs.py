@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentgym_tlm import ENV_IDS
 from agentgym_tlm.envs.args import EnvArgs, env_class
 from agentgym_tlm.envs.base import TaskManifest
-from agentgym_tlm.errors import AgentGymError, ConfigError
+from agentgym_tlm.errors import AgentGymError, ConfigError, SplitNotFoundError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,17 +16,16 @@ class Envs:
     """List environments, splits, task counts and where the data is."""
 
     env: str | None = None
-    """Gymnasium id; None: all environments of this package, or with --data-dir the default one."""
+    """Gymnasium id; None: all environments of this package."""
     data_dir: str | None = None
     """Folder of the data of --env, or 'embedded'; None: its variable, imported data, else the embedded default."""
 
     def run(self) -> int:
         """Print one row per split. Raises DataError when no split of an environment can be read."""
         if self.data_dir is not None and self.env is None:
-            raise ConfigError("data belongs to one environment: say which, such as --env ALFWorld-v0")
+            raise ConfigError("--data-dir is the folder of one environment: name that with --env")
         rows = [("environment", "split", "tasks", "sha256 of ids", "data")]
-        every = ENV_IDS if self.data_dir is None else (EnvArgs().env,)
-        for env_id in [self.env] if self.env else every:
+        for env_id in [self.env] if self.env else ENV_IDS:
             for split, tasks in manifests(env_id, self.data_dir).items():
                 if isinstance(tasks, TaskManifest):
                     rows.append((env_id, split, str(len(tasks)), tasks.sha256[:12], tasks.source))
@@ -43,7 +42,10 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def manifests(env_id: str, data_dir: str | None = None) -> dict[str, TaskManifest | AgentGymError]:
-    """For every split its tasks, or why there are none; raises the first of these errors when no split has any."""
+    """For every split its tasks, or why there are none.
+
+    When no split has any, raises the first of these errors that says more than that a split is not there.
+    """
     envs = EnvArgs(env=env_id, data_dir=data_dir)
     found: dict[str, TaskManifest | AgentGymError] = {}
     for split in env_class(env_id).splits:
@@ -53,5 +55,6 @@ def manifests(env_id: str, data_dir: str | None = None) -> dict[str, TaskManifes
             found[split] = error
     errors = [tasks for tasks in found.values() if isinstance(tasks, AgentGymError)]
     if len(errors) == len(found):
-        raise errors[0]
+        telling = [error for error in errors if not isinstance(error, (ConfigError, SplitNotFoundError))]
+        raise [*telling, *errors][0]
     return found

@@ -17,7 +17,7 @@ from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.evaluate import EvalResult, results_table
 from agentgym_tlm.files import write_text
-from agentgym_tlm.progress import rollout_progress
+from agentgym_tlm.progress import plain_warnings, rollout_progress
 from agentgym_tlm.ranges import COUNT, SEED, check_ranges
 from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 
@@ -89,11 +89,11 @@ def play(
     Raises ConfigError when the folder holds play with other options. KeyboardInterrupt tells how to go on.
     """
     import torch
-    from transformers.utils.logging import disable_progress_bar
 
     from agentgym_tlm.rollout import rollout
 
-    disable_progress_bar()
+    if "split" in options.envs.env_kwargs:
+        raise ConfigError("env_kwargs must not name the split: it is an option of its own (--split, --splits)")
     torch.set_num_threads(options.num_threads)
     policy = load(options.policy, options.temperature)
     _open(folder, replace(options, output_dir=folder))
@@ -102,9 +102,11 @@ def play(
         for split in splits:
             tasks = envs.manifest(split).take(options.limit)
             log = folder / f"{split}.jsonl"
-            earlier = list(read_trajectories(log)) if log.exists() else []
-            _check_version(log, earlier, policy)
-            with TrajectoryWriter(log) as writer, rollout_progress(f"{policy.name} on {split}") as progress:
+            with plain_warnings():
+                writer = TrajectoryWriter(log)
+            with writer, rollout_progress(f"{policy.name} on {split}") as progress:
+                earlier = list(read_trajectories(log))
+                _check_weights(log, earlier, policy)
                 trajectories = rollout(
                     policy,
                     envs.env,
@@ -130,12 +132,12 @@ def with_admissible_commands(envs: EnvArgs) -> EnvArgs:
 
 
 def load(name: str, temperature: float) -> Policy:
-    """A policy by name; ``temperature`` is a language model's. Raises ConfigError when there is none."""
-    from agentgym_tlm.loading import load_named
+    """A policy by name; ``temperature`` is a language model's. Raises what :func:`load_policy` does."""
+    from agentgym_tlm.policies import load_policy
 
     if name == "human":
         raise ConfigError("a person plays with `agentgym-tlm play`")
-    return load_named(name, **({} if name in _SCRIPTED else {"temperature": temperature}))
+    return load_policy(name, **({} if name in _SCRIPTED else {"temperature": temperature}))
 
 
 def _open(folder: Path, options: PlayOptions) -> None:
@@ -153,11 +155,15 @@ def _open(folder: Path, options: PlayOptions) -> None:
     write_text(file, config.dump(options))
 
 
-def _check_version(log: Path, earlier: Sequence[Trajectory], policy: Policy) -> None:
-    """Refuse to mix the episodes of two versions of a policy."""
+def _check_weights(log: Path, earlier: Sequence[Trajectory], policy: Policy) -> None:
+    """Refuse to mix the episodes of two versions of a policy, or of two policies that have the same version."""
     versions = {turn.policy_version for trajectory in earlier for turn in trajectory.turns}
     if versions - {policy.version}:
         raise ConfigError(
             f"{log} holds episodes of {policy.name} version {', '.join(sorted(versions))}, which is now "
             f"{policy.version}: choose another --output-dir"
+        )
+    if any(trajectory.metadata.get("weights", policy.fingerprint) != policy.fingerprint for trajectory in earlier):
+        raise ConfigError(
+            f"{log} holds episodes of {policy.name} with other weights than it has now: choose another --output-dir"
         )

@@ -10,7 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentgym_tlm.evaluate import results_table
 from agentgym_tlm.experiment import Experiment
-from agentgym_tlm.progress import rollout_progress, training_progress
+from agentgym_tlm.progress import plain_warnings, rollout_progress, training_progress
 from agentgym_tlm.recipes import ExperimentConfig
 
 
@@ -23,7 +23,8 @@ class Train(ExperimentConfig):
         disable_progress_bar()
         experiment = Experiment(self, rollouts=rollout_progress, training=training_progress)
         try:
-            results = experiment.run()
+            with plain_warnings():
+                results = experiment.run()
         except KeyboardInterrupt:
             if not (self.run_dir / "config.yaml").exists():
                 raise

@@ -83,6 +83,8 @@ class TaskManifest(Sequence[str]):
 
     def index(self, value: str, start: int = 0, stop: int | None = None) -> int:
         """Position of a task id. Raises TaskNotFoundError (a KeyError), naming near misses, when it is not there."""
+        if not isinstance(value, str):
+            raise ConfigError(f"a task id is a string such as {self.task_ids[0]!r}, not {value!r}")
         try:
             return self._index[value]
         except KeyError:

@@ -67,6 +67,11 @@ class Policy(Protocol):
     version: str  # changes whenever the weights do
     format: ReactFormat
 
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the weights, by which logs tell two policies of one name and version apart; "" without weights."""
+        ...
+
     def act(self, conversations: Sequence[Conversation]) -> list[Generation]:
         """One generation per conversation, in order. May use and set ``conversation.memory``."""
         ...

@@ -18,6 +18,7 @@ class ExpertPolicy:
     """
 
     version = "0"
+    fingerprint = ""
 
     def __init__(self, *, noise: float = 0.0, format: ReactFormat | None = None) -> None:
         if not 0 <= noise < 1:

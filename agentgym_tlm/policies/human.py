@@ -18,6 +18,7 @@ class HumanPolicy:
 
     name = "human"
     version = "0"
+    fingerprint = ""
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ token position, so that a response does not depend on which other conversations 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -15,24 +16,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.errors import ConfigError, DataError
 from agentgym_tlm.policies.base import Conversation, Generation
 from agentgym_tlm.policies.cache import Slot, SlotCache, cache_argument, check_cacheable
 from agentgym_tlm.policies.decoding import CachedDecoder, PlainDecoder, Row
+from agentgym_tlm.policies.loading import SETTINGS_FILE, load_model, load_tokenizer, no_progress_bar, read_settings
 from agentgym_tlm.policies.sampling import sample_tokens
 from agentgym_tlm.prompt import ReactFormat
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.trajectory import FinishReason
-
-SETTINGS_FILE = "agentgym_policy.json"
 
 
 class LanguageModelPolicy:
@@ -86,6 +80,7 @@ class LanguageModelPolicy:
         self._cache_argument = cache_argument(model)
         self._cache: SlotCache | None = None
         self._weights_seen = self._weights_state()
+        self._fingerprint = ""
 
     @classmethod
     def load(
@@ -99,24 +94,20 @@ class LanguageModelPolicy:
         """Load a hub id or a folder, one written by :meth:`save` included.
 
         ``options`` are those of the constructor; they win over what :meth:`save` recorded. ``device`` defaults to the
-        accelerator if there is one.
+        accelerator if there is one. Raises DataError when the model, its tokenizer or its settings cannot be read.
         """
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, attn_implementation="sdpa")
-        settings_path = Path(name_or_path) / SETTINGS_FILE
-        settings: dict[str, Any] = json.loads(settings_path.read_text()) if settings_path.is_file() else {}
-        # AutoTokenizer would replace the splitting rules of what we saved by those of the model's architecture.
-        verbatim = settings and (settings_path.parent / "tokenizer.json").is_file()
-        tokenizer = (PreTrainedTokenizerFast if verbatim else AutoTokenizer).from_pretrained(name_or_path)
-        if "format" in settings:
-            settings["format"] = ReactFormat(**settings["format"])
+        settings = read_settings(Path(name_or_path))
+        model = load_model(name_or_path, dtype)
+        tokenizer = load_tokenizer(name_or_path, verbatim=bool(settings))
         return cls(model.to(device), tokenizer, **{**settings, **options})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write model, tokenizer and settings to a folder that :meth:`load` reads."""
         path = Path(path)
-        self.model.save_pretrained(path)
+        with no_progress_bar():
+            self.model.save_pretrained(path)
         self.tokenizer.save_pretrained(path)
         settings = {
             "name": self.name,
@@ -135,6 +126,13 @@ class LanguageModelPolicy:
         """Where the model is."""
         return self.model.device
 
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the weights, made when it is first asked for and kept until they change."""
+        self._notice_update()
+        self._fingerprint = self._fingerprint or weights_fingerprint(self.model)
+        return self._fingerprint
+
     def weights_changed(self, version: str | None = None) -> None:
         """The model was updated: forget everything cached, and take ``version`` (default: the next number).
 
@@ -142,7 +140,13 @@ class LanguageModelPolicy:
         """
         self._cache = None
         self._weights_seen = self._weights_state()
+        self._fingerprint = ""
         self.version = version if version is not None else _next_version(self.version)
+
+    def _notice_update(self) -> None:
+        """Take note of an optimiser step that nobody reported."""
+        if self._weights_state() != self._weights_seen:
+            self.weights_changed()
 
     def _weights_state(self) -> tuple[int, int]:
         """Changes when the model is replaced and when its parameters are written to."""
@@ -162,9 +166,9 @@ class LanguageModelPolicy:
         """Sample one response per conversation, and append its ids to the conversation.
 
         A conversation without room for another ``max_new_tokens`` is left as it is and answered with ``overflow``.
+        Raises DataError when the model's weights give no numbers.
         """
-        if self._weights_state() != self._weights_seen:  # an optimiser step that nobody reported
-            self.weights_changed()
+        self._notice_update()
         was_training = self.model.training
         self.model.train(False)
         try:
@@ -235,6 +239,11 @@ class LanguageModelPolicy:
             if remaining == 0 or step + 1 == self.max_new_tokens:
                 break
             logits = decoder.step(ids, running, remaining)
+        if logprobs.isnan().any():
+            raise DataError(
+                f"the model {self.model.config.name_or_path or self.name!r} gives no numbers (NaN): its weights are "
+                "broken or overflow their dtype. Go back to an earlier checkpoint, or load it with dtype=torch.float32"
+            )
         return [
             self._close_row(row, row_tokens[:length], row_logprobs[:length])
             for row, row_tokens, row_logprobs, length in zip(
@@ -278,3 +287,12 @@ def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, render
 def _next_version(version: str) -> str:
     head, number = version.rstrip("0123456789"), version[len(version.rstrip("0123456789")) :]
     return f"{head}{int(number or 0) + 1}"
+
+
+def weights_fingerprint(model: torch.nn.Module) -> str:
+    """Hash of a model's weights."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

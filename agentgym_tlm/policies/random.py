@@ -14,6 +14,7 @@ class RandomPolicy:
 
     name = "random"
     version = "0"
+    fingerprint = ""
 
     def __init__(self, *, format: ReactFormat | None = None) -> None:
         self.format = format or ReactFormat(instructions="")

@@ -13,7 +13,8 @@ def sample_tokens(
     The log-probability is that under softmax(logits / temperature), in float32, before top-p cuts the distribution off;
     greedy decoding (``temperature`` 0) reports it at temperature 1. A token is drawn by inverting the cumulative
     distribution at the row's number in ``uniforms`` [batch], in [0, 1), so that a row's draw depends on nothing but the
-    row. Top-p keeps the most probable tokens up to and including the one that reaches ``top_p``.
+    row. Top-p keeps the most probable tokens up to and including the one that reaches ``top_p``. A row with NaN among
+    its logits gets some token, and NaN as its log-probability.
     """
     logprobs = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
     if temperature == 0:
@@ -28,4 +29,5 @@ def sample_tokens(
         total = cumulative[:, -1:]
         targets = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
         ids = torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
+        ids = ids.clamp(max=logits.shape[-1] - 1)  # NaN sorts behind everything
     return ids, logprobs.gather(-1, ids[:, None]).squeeze(-1)

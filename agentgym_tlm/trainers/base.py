@@ -32,7 +32,7 @@ from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError, TrainingError
 from agentgym_tlm.files import to_json
 from agentgym_tlm.logprobs import TokenLogprobs
-from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.policies.language_model import LanguageModelPolicy, weights_fingerprint
 from agentgym_tlm.rollout import RolloutProgress
 from agentgym_tlm.trainers.args import RUN_INDEPENDENT, TrainingArguments
 from agentgym_tlm.trainers.checkpoint import (
@@ -46,7 +46,6 @@ from agentgym_tlm.trainers.checkpoint import (
     replaced_folder,
     save_checkpoint,
     shapes_fingerprint,
-    weights_fingerprint,
 )
 from agentgym_tlm.trainers.collect import claim
 from agentgym_tlm.trainers.data import BatchPlan

@@ -133,15 +133,6 @@ def data_fingerprint(examples: Iterable[Example]) -> str:
     return digest.hexdigest()[:16]
 
 
-def weights_fingerprint(model: torch.nn.Module) -> str:
-    """Hash of a model's weights."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
 @contextmanager
 def replaced_folder(final: Path, accelerator: Accelerator | None = None) -> Iterator[Path]:
     """A folder to write into that becomes ``final``, synced to the disk, when the block ends without an error.

@@ -41,14 +41,21 @@ def test_official_data_is_found_by_option_and_by_variable(
     assert rows[0] == rows[1]
 
 
+def test_broken_split_is_the_error_when_no_other_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That the folder has no train split is true, and not what is wrong with it."""
+    (tmp_path / "valid_seen.jsonl.xz").write_bytes(b"torn")
+    assert main(["envs", "--env", "ALFWorld-v0", "--data-dir", str(tmp_path)]) == 2
+    assert "valid_seen.jsonl.xz is corrupt" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--env", "ALFWorld-v0", "--data-dir", "/no/such/folder"], "/no/such/folder"),
-        (["--data-dir", "/no/such/folder"], "--env"),
-        (["--env", "NoSuchWorld-v0"], "NoSuchWorld"),
+        (("--env", "ALFWorld-v0", "--data-dir", "/no/such/folder"), "/no/such/folder does not exist"),
+        (("--data-dir", "/no/such/folder"), "name that with --env"),
+        (("--env", "NoSuchWorld-v0"), "NoSuchWorld"),
     ],
 )
-def test_nothing_to_list_is_an_error(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_list_is_an_error(argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["envs", *argv]) == 2
     assert message in capsys.readouterr().err

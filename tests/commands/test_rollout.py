@@ -57,6 +57,21 @@ def test_folder_of_other_options_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert main(["eval", "--config", str(tmp_path / "config.yaml")]) == 0
 
 
+def test_torn_log_is_mended_with_one_line_of_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line of our source code, twice, tells a user nothing about the kill that his log has survived."""
+    common = ["rollout", "--policy", "expert", "--limit", "2", "--output-dir", str(tmp_path)]
+    assert main(common) == 0
+    file = tmp_path / "train.jsonl"
+    whole = file.read_text()
+    file.write_text(whole[:-9])
+    capsys.readouterr()
+    assert main(common) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "corrupt" in line]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"warning: {file}: cut off a corrupt last line")
+    assert file.read_text() == whole
+
+
 def test_interrupted_play_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,7 +88,11 @@ def test_interrupted_play_says_how_to_go_on(
 
 @pytest.mark.parametrize(
     ("policy", "message"),
-    [("runs/no/such/policy", "there is no folder runs/no/such/policy"), ("human", "agentgym-tlm play")],
+    [
+        ("runs/no/such/policy", "there is no folder runs/no/such/policy"),
+        ("human", "agentgym-tlm play"),
+        ("exprt", "did you mean expert?"),
+    ],
 )
 def test_policy_that_cannot_play_is_named_and_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str, message: str
@@ -81,6 +100,11 @@ def test_policy_that_cannot_play_is_named_and_leaves_no_folder(
     assert main(["eval", "--policy", policy, "--output-dir", str(tmp_path / "new")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_split_among_the_environments_options_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--policy", "expert", "--env-kwargs", "split=train"]) == 2
+    assert "--splits" in capsys.readouterr().err
 
 
 def test_policy_folder_plays_with_tokens_and_a_retrained_one_is_not_mixed_in(
@@ -95,6 +119,14 @@ def test_policy_folder_plays_with_tokens_and_a_retrained_one_is_not_mixed_in(
     arguments = ["rollout", "--policy", str(folder), "--limit", "2", "--output-dir", str(output)]
     assert main([*arguments, "--max-episode-steps", "3"]) == 0
     assert all(trajectory.has_tokens for trajectory in log(output, "train"))
+    config = (output / "config.yaml").read_text()
+    other = build_tiny(
+        tokenizer_texts(log(expert, "train")), hidden_size=16, layers=1, heads=2, intermediate=16, seed=1
+    )
+    other.save(folder)
+    assert main(["rollout", "--config", str(output / "config.yaml")]) == 2
+    assert "other weights than it has now: choose another --output-dir" in capsys.readouterr().err
+    assert (output / "config.yaml").read_text() == config
     policy.weights_changed("retrained")
     policy.save(folder)
     assert main([*arguments, "--max-episode-steps", "3"]) == 2

@@ -66,6 +66,21 @@ def test_finds_policies_by_name(tmp_path: Path) -> None:
     assert load_policy(tmp_path, device="cpu").name == "tiny"
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tiny", r"built by `agentgym-tlm train`: give the folder"),
+        ("exprt", r"did you mean expert\? There are expert, random"),
+        ("nothing-like-it", r"There are expert, .*OWNER/NAME"),
+        ("/no/such/folder", "there is no folder /no/such/folder"),
+    ],
+)
+def test_a_name_that_cannot_be_one_is_refused_at_once(name: str, message: str) -> None:
+    """Asking the hub for a typing error costs tens of seconds and a page of retries."""
+    with pytest.raises(ConfigError, match=message):
+        load_policy(name)
+
+
 def test_a_missing_smollm2_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTGYM_TLM_CACHE", str(tmp_path))
     with pytest.raises(DataError, match="agentgym-tlm data fetch smollm2"):

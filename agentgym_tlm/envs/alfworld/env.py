@@ -18,7 +18,7 @@ from agentgym_tlm.envs.alfworld.problem import TASK_TYPES, Game, World
 from agentgym_tlm.envs.alfworld.sources import SPLITS, open_source
 from agentgym_tlm.envs.alfworld.textworld_engine import TextWorldEngine, require_textworld
 from agentgym_tlm.envs.base import Expert, Info, TaskManifest, TextEnv
-from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.errors import ConfigError, DataError
 
 _QUOTES = str.maketrans("", "", "\"'`\u201c\u201d\u2018\u2019")
 _PLACING = re.compile(r"(?:put|move) (.+?) (?:in/on|into|onto|in|on|to) (.+)")
@@ -38,8 +38,12 @@ def normalize_action(action: str, action_style: ActionStyle = "move") -> str:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A point in an episode: the dynamics are deterministic, so the actions that led there say everything."""
+    """A point in an episode: the dynamics are deterministic, so the actions that led there say everything.
 
+    ``world`` is what their effect depends on: the data and the options of the environment.
+    """
+
+    world: dict[str, str]
     task_id: str
     actions: tuple[str, ...]
     observation: str
@@ -128,6 +132,8 @@ class ALFWorldEnv(TextEnv):
             raise ConfigError(f"engine must be 'native' or 'textworld', not {engine!r}")
         if action_style not in PLACE_COMMAND:
             raise ConfigError(f"action_style must be 'move' or 'put', not {action_style!r}")
+        if not isinstance(reward_scale, (int, float)):
+            raise ConfigError(f"reward_scale must be a number, not {reward_scale!r}")
         if engine == "textworld":
             require_textworld()
             if allow_revisit:
@@ -186,9 +192,14 @@ class ALFWorldEnv(TextEnv):
 
     def snapshot(self) -> Snapshot:
         self._playing()
-        return Snapshot(self._game.id, tuple(self._actions), self._observation, self._stop_reason)
+        return Snapshot(self._world, self._game.id, tuple(self._actions), self._observation, self._stop_reason)
 
     def restore(self, snapshot: Snapshot) -> tuple[str, Info]:
+        if not isinstance(snapshot, Snapshot):
+            raise ConfigError(f"restore takes what snapshot() returned, not a {type(snapshot).__name__}")
+        if other := [name for name, value in self._world.items() if value != snapshot.world[name]]:
+            taken = ", ".join(f"{name} {snapshot.world[name]!r}, here {self._world[name]!r}" for name in other)
+            raise ConfigError(f"the snapshot is of another world: it has {taken}")
         self._start(snapshot.task_id)
         for action in snapshot.actions:
             self._playing().step(normalize_action(action, self.action_style))
@@ -207,8 +218,16 @@ class ALFWorldEnv(TextEnv):
             "data": self.manifest.source,
             "data_format": "2.1.2",
             "action_style": self.action_style,
+            "allow_revisit": str(self.allow_revisit),
+            "banner": str(self.banner),
+            "reward_scale": str(self.reward_scale),
             **packages,
         }
+
+    @property
+    def _world(self) -> dict[str, str]:
+        version = self.version()
+        return {name: version[name] for name in ("data", "action_style", "allow_revisit")}
 
     def expert(self) -> Expert:
         """A player that acts only on what it has observed."""
@@ -235,7 +254,10 @@ class ALFWorldEnv(TextEnv):
         self.manifest.index(task_id)
         self.close()
         self._game: Game = self._source.load(task_id)
-        world = World.parse(self._game)
+        try:
+            world = World.parse(self._game)
+        except DataError as error:
+            raise DataError(f"{error} ({self.manifest.source}): download or import the data again") from error
         self._engine = (
             TextWorldEngine(world, self.action_style)
             if self.engine_name == "textworld"

@@ -11,6 +11,7 @@ As in ALFWorld, games that are not marked solvable, and trials with movable rece
 
 from __future__ import annotations
 
+import hashlib
 import json
 import lzma
 import os
@@ -33,7 +34,7 @@ from agentgym_tlm.envs.alfworld.generator import (
     task_type,
 )
 from agentgym_tlm.envs.alfworld.problem import Game
-from agentgym_tlm.errors import ConfigError, DataError, TaskNotFoundError
+from agentgym_tlm.errors import ConfigError, DataError, SplitNotFoundError, TaskNotFoundError
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
 DATA_VARIABLE = "ALFWORLD_DATA"
@@ -81,6 +82,12 @@ def open_source(
     """
     if split not in SPLITS:
         raise ConfigError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
+    if data_dir is not None and (not isinstance(data_dir, (str, os.PathLike)) or not os.fspath(data_dir)):
+        raise ConfigError(f"data_dir must be a folder or '{EMBEDDED}', not {data_dir!r}")
+    if num_games is not None and not isinstance(num_games, int):
+        raise ConfigError(f"num_games must be a number of games, not {num_games!r}")
+    if not isinstance(generator, (str, GeneratorConfig)):
+        raise ConfigError(f"generator must be a GeneratorConfig or one of {list(PRESETS)}, not {generator!r}")
     origin = "data_dir"
     if data_dir is None and os.environ.get(DATA_VARIABLE):
         data_dir, origin = os.environ[DATA_VARIABLE], f"${DATA_VARIABLE}"
@@ -111,7 +118,8 @@ class EmbeddedSource:
 
     @property
     def description(self) -> str:
-        preset = next((name for name, config in PRESETS.items() if config == self.config), "custom")
+        custom = f"custom-{hashlib.sha256(repr(self.config).encode()).hexdigest()[:8]}"
+        preset = next((name for name, config in PRESETS.items() if config == self.config), custom)
         return f"embedded generator v{GENERATOR_VERSION}, {preset} rooms"
 
     @property
@@ -180,7 +188,10 @@ class PackedSource:
     def load(self, task_id: str) -> Game:
         if task_id not in self._games:
             raise TaskNotFoundError(f"no game {task_id!r} in {self.path}")
-        return Game.from_record(json.loads(zlib.decompress(self._games[task_id])))
+        try:
+            return Game.from_record(json.loads(zlib.decompress(self._games[task_id])))
+        except DataError as error:
+            raise DataError(f"{self.path}, game {task_id}: {error}; {_REMEDY}") from error
 
 
 _SENTENCE = re.compile(r'"Your task is to: ((?:[^"\\]|\\.)*)"')
@@ -195,9 +206,12 @@ def _find_split(root: Path, split: str, origin: str) -> FolderSource | PackedSou
         return PackedSource(split, path.resolve())
     if not root.exists():
         raise DataError(f"{origin}={root} does not exist: {_REMEDY}")
+    if not root.is_dir():
+        raise DataError(f"{origin}={root} is not a folder: {_REMEDY}")
     found = [s for s in SPLITS for p in (root / "json_2.1.1" / s, root / s, root / f"{s}.jsonl.xz") if p.exists()]
-    there = f"only the splits {', '.join(found)}" if found else "neither json_2.1.1/<split>/ nor <split>.jsonl.xz"
-    raise DataError(f"{origin}={root} holds {there}, not {split!r}: {_REMEDY}")
+    if found:
+        raise SplitNotFoundError(f"{origin}={root} holds only the splits {', '.join(found)}, not {split!r}: {_REMEDY}")
+    raise DataError(f"{origin}={root} holds neither json_2.1.1/{split}/ nor {split}.jsonl.xz: {_REMEDY}")
 
 
 @lru_cache(maxsize=32)

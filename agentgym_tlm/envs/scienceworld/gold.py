@@ -3,9 +3,9 @@
 The paths are made by the simulator with full knowledge of the world. They walk from room to room, open doors that are
 open, and go on after the task is done. :func:`shorten` leaves all that out, teleports instead, and looks around where
 it arrives, so that what is named next has been seen; the result counts only when a replay wins with it, since in some
-tasks (the stages of a life) time itself is part of the way. For 8 of 1,232 variations tried, the simulator's path itself does not win: the expert plays it and fails, and
-whoever learns from wins, as the trainers do, does not see it. Some paths answer without having seen the evidence
-(allenai/ScienceWorld#81).
+tasks (the stages of a life) time itself is part of the way. For 8 of 1,232 variations tried, the simulator's path
+itself does not win: the expert plays it and fails, and whoever learns from wins, as the trainers do, does not see it.
+Some paths answer without having seen the evidence (allenai/ScienceWorld#81).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def gold_actions(simulator: Simulator, task: str, variation: int, simplification
 
 
 def shorten(path: Iterable[str]) -> list[str]:
-    """A path without door openings, with one jump for every walk, and with a look around after each and nowhere else."""
+    """A path without door openings, with one jump for every walk, and a look around after each and nowhere else."""
     actions: list[str] = []
     for action in path:
         if _IDLE.fullmatch(action):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import agentgym_tlm
 from agentgym_tlm.envs.alfworld.engine import WELCOME, ActionStyle
 from agentgym_tlm.envs.alfworld.env import ALFWorldEnv, normalize_action
+from agentgym_tlm.envs.alfworld.generator import GeneratorConfig
 from agentgym_tlm.envs.alfworld.problem import TASK_TYPES
 from agentgym_tlm.errors import ConfigError, TaskNotFoundError
 
@@ -73,6 +74,8 @@ def test_task_can_be_named() -> None:
         env.reset(options={"task_id": "train/none"})
     with pytest.raises(ConfigError, match="task_id"):
         env.reset(options={"game": 3})
+    with pytest.raises(ConfigError, match="a task id is a string such as 'train/"):
+        env.reset(options={"task_id": 5})
 
 
 @pytest.mark.parametrize("kind", TASK_TYPES)
@@ -175,7 +178,30 @@ def test_task_types_restrict_the_manifest() -> None:
         make(task_types=[other], num_games=1)
 
 
-@pytest.mark.parametrize("options", [{"engine": "fast"}, {"action_style": "place"}, {"split": "test"}])
+def test_snapshot_of_another_world_is_refused() -> None:
+    """The same actions lead elsewhere there, and nothing would show it."""
+    env = make()
+    env.reset(seed=0)
+    snapshot = env.snapshot()
+    others = {"data": make(generator="official"), "action_style": make(action_style="put")}
+    for difference, other in {**others, "allow_revisit": make(allow_revisit=True)}.items():
+        with pytest.raises(ConfigError, match=f"another world: it has {difference}"):
+            other.restore(snapshot)
+    with pytest.raises(ConfigError, match=r"what snapshot.. returned, not a str"):
+        env.restore("x")  # type: ignore[arg-type]
+    full, empty = (make(generator=GeneratorConfig(closed=closed)) for closed in (0.9, 0.1))
+    full.reset(seed=0)
+    with pytest.raises(ConfigError, match=r"custom-.* rooms', here .*custom-"):
+        empty.restore(full.snapshot())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"engine": "fast"}, {"action_style": "place"}, {"split": "test"}, {"reward_scale": "a"}),
+        *({"num_games": "ten"}, {"generator": {}}, {"generator": "huge"}, {"data_dir": ""}, {"data_dir": 5}),
+    ],
+)
 def test_unknown_options_are_refused(options: dict[str, str]) -> None:
     """A misspelt option must not become a default."""
     with pytest.raises(ConfigError):

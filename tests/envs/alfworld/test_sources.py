@@ -126,6 +126,9 @@ def test_missing_data_is_an_error_that_names_path_and_remedy(tmp_path: Path, mon
     assert "$ALFWORLD_DATA" in str(error.value)
     with pytest.raises(DataError, match="holds neither"):
         open_source("train", tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="file is not a folder"):
+        open_source("train", tmp_path / "file")
     write_pack(tmp_path, "valid_seen", records("valid_seen", 1))
     with pytest.raises(DataError, match="holds only the splits valid_seen, not 'train'"):
         open_source("train", tmp_path)
@@ -196,6 +199,20 @@ def test_pack_with_a_wrong_line_is_named(tmp_path: Path) -> None:
     path = write_pack(tmp_path, "train", [records("train", 1)[0], {"no": "game"}])
     with pytest.raises(DataError, match=f"{path} is corrupt after line 1: KeyError"):
         _ = open_source("train", tmp_path).task_ids
+
+
+def test_pack_with_a_malformed_game_is_named(tmp_path: Path) -> None:
+    """An error that names neither file nor remedy leaves a user to search a gigabyte of data."""
+    lacking, garbled = records("train", 2)
+    del lacking["task"]
+    garbled["pddl_problem"] = "(define"
+    path = write_pack(tmp_path, "train", [lacking, garbled])
+    source = open_source("train", tmp_path)
+    with pytest.raises(DataError, match=rf"{path}, game {lacking['id']}: .*task.*alfworld-download"):
+        source.load(lacking["id"])
+    env = gym.make("ALFWorld-v0", data_dir=tmp_path)
+    with pytest.raises(DataError, match=rf"{garbled['id']}.* malformed PDDL.*{tmp_path}.* again"):
+        env.reset(options={"task_id": garbled["id"]})
 
 
 def test_embedded_games() -> None:

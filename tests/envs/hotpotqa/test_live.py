@@ -289,7 +289,7 @@ def test_failures_reach_the_rollout_as_failures(
 class Searcher:
     """A policy that searches for one thing."""
 
-    name, version, format = "searcher", "0", ReactFormat()
+    name, version, fingerprint, format = "searcher", "0", "", ReactFormat()
 
     def act(self, conversations: Sequence[Conversation]) -> list[Generation]:
         return [Generation("Action: Search[Mercury]") for _ in conversations]
