@@ -52,8 +52,8 @@ class ScienceWorldEnv(TextEnv):
     ``activate|deactivate X``, ``pick up X``, ``put down X``, ``move X to Y``, ``pour X into Y``, ``dunk X into Y``,
     ``mix X``, ``eat X``, ``flush X``, ``connect X to Y``, ``disconnect X``, ``use X on Y`` (always two things),
     ``focus on X``, ``wait`` and ``wait1``, ``inventory``, ``help``, ``objects`` (what can be named) and ``task``. Doors
-    go by ``kitchen door`` and ``door to kitchen`` alike. ``reset task``, with which the simulator lets a failed agent go
-    on, is unknown here.
+    go by ``kitchen door`` and ``door to kitchen`` alike. ``reset task``, with which the simulator lets a failed agent
+    go on, is unknown here.
 
     An action that could mean several things is answered by ``ambiguity``: ``"ask"`` shows the numbered readings and
     takes the next action as the answer (anything but a number of the list cancels, and costs a move); ``"first"``
