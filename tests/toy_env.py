@@ -16,7 +16,7 @@ import numpy as np
 
 from agentgym_tlm.envs.base import Expert, Info, TaskManifest, TextEnv
 from agentgym_tlm.envs.registration import register
-from agentgym_tlm.errors import ConfigError, EnvironmentFailureError
+from agentgym_tlm.errors import EnvironmentFailureError
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.rollout import rollout
 from agentgym_tlm.trajectory import Trajectory
@@ -61,23 +61,15 @@ class ToyEnv(TextEnv):
         self._text = ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        gym.Env.reset(self, seed=seed)
-        options = dict(options or {})
-        task_id = options.pop("task_id", None) or self.manifest[int(self.np_random.integers(len(self.manifest)))]
-        if options:
-            raise ConfigError(f"reset knows the option 'task_id' only, not {sorted(options)}")
-        self.manifest.index(task_id)
+        task_id = self.choose_task(seed, options)
         _, start, goal = task_id.split("-")
         self._state = _State(task_id, goal, start)
         self._say(f"You are in the {self._state.room}. {self._look()} Your task is to: {self._instruction}")
         return self._text, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        if not isinstance(action, str):
-            raise gym.error.InvalidAction(f"an action is a string, not {type(action).__name__}")
         state = self._play
-        if state.stop_reason is not None:
-            raise gym.error.ResetNeeded(f"the episode is over ({state.stop_reason}): call reset()")
+        self.check_step(action, state.stop_reason)
         if state.task_id == self._fail_on and state.steps == 1:
             raise EnvironmentFailureError(f"the toy broke down in {state.task_id}")
         state.steps += 1

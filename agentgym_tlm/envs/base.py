@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, SupportsFloat
@@ -183,6 +183,38 @@ class TextEnv(gym.Env[str, str]):
     @abstractmethod
     def expert(self) -> Expert:
         """A scripted expert for the episode that was just reset."""
+
+    def choose_task(self, seed: int | None, options: Mapping[str, Any] | None) -> str:
+        """Begin a reset: seed the random stream, and return the task that ``options`` names, else one that is drawn.
+
+        Raises TaskNotFoundError for an unknown task, ConfigError for another option.
+        """
+        gym.Env.reset(self, seed=seed)
+        options = dict(options or {})
+        task_id = options.pop("task_id", None)
+        if options:
+            raise ConfigError(f"reset knows the option 'task_id' only, not {sorted(options)}")
+        if task_id is None:
+            task_id = self.manifest[int(self.np_random.integers(len(self.manifest)))]
+        self.manifest.index(task_id)
+        return str(task_id)
+
+    @staticmethod
+    def check_step(action: str, stop_reason: str | None) -> None:
+        """Raise InvalidAction for an action that is no string, ResetNeeded after the end of the episode."""
+        if not isinstance(action, str):
+            raise gym.error.InvalidAction(f"an action is a string, not {type(action).__name__}")
+        if stop_reason is not None:
+            raise gym.error.ResetNeeded(f"the episode is over ({stop_reason}): call reset()")
+
+    def show(self, action: str | None, observation: str) -> str | None:
+        """Render the last action, if any, and its observation: returned in mode ``ansi``, printed in mode ``human``."""
+        text = observation if action is None else f"> {action}\n{observation}"
+        if self.render_mode == "ansi":
+            return text
+        if self.render_mode == "human":
+            print(text, end="\n\n", flush=True)
+        return None
 
     @staticmethod
     def stop_reason(*, won: bool, terminated: bool, truncated: bool) -> str | None:

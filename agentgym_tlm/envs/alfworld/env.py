@@ -153,22 +153,12 @@ class ALFWorldEnv(TextEnv):
         self._stop_reason: str | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        gym.Env.reset(self, seed=seed)
-        options = dict(options or {})
-        task_id = options.pop("task_id", None)
-        if options:
-            raise ConfigError(f"reset knows the option 'task_id' only, not {sorted(options)}")
-        if task_id is None:
-            task_id = self.manifest[int(self.np_random.integers(len(self.manifest)))]
-        self._start(task_id)
+        self._start(self.choose_task(seed, options))
         self._render_human()
         return self._observation, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        if not isinstance(action, str):
-            raise gym.error.InvalidAction(f"an action is a string, not {type(action).__name__}")
-        if self._stop_reason is not None:
-            raise gym.error.ResetNeeded(f"the episode is over ({self._stop_reason}): call reset()")
+        self.check_step(action, self._stop_reason)
         self._observation = self._playing().step(normalize_action(action, self.action_style))
         self._actions.append(action)
         info = self._info()
@@ -238,12 +228,7 @@ class ALFWorldEnv(TextEnv):
     def render(self) -> str | None:
         """The last action and its observation: returned in mode ``ansi``, printed in mode ``human``."""
         self._playing()
-        text = f"> {self._actions[-1]}\n{self._observation}" if self._actions else self._observation
-        if self.render_mode == "ansi":
-            return text
-        if self.render_mode == "human":
-            print(text, end="\n\n", flush=True)
-        return None
+        return self.show(self._actions[-1] if self._actions else None, self._observation)
 
     def close(self) -> None:
         if self._engine is not None:

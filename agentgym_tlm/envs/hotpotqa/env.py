@@ -132,24 +132,14 @@ class HotpotQAEnv(TextEnv):
         self._state: Snapshot | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        gym.Env.reset(self, seed=seed)
-        options = dict(options or {})
-        task_id = options.pop("task_id", None)
-        if options:
-            raise ConfigError(f"reset knows the option 'task_id' only, not {sorted(options)}")
-        if task_id is None:
-            task_id = self.manifest[int(self.np_random.integers(len(self.manifest)))]
-        self.manifest.index(task_id)
+        task_id = self.choose_task(seed, options)
         self._state = Snapshot(task_id, self._rules.first_observation(self._questions[task_id].question))
         self._render_human()
         return self._state.observation, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        if not isinstance(action, str):
-            raise gym.error.InvalidAction(f"an action is a string, not {type(action).__name__}")
         state = self._playing()
-        if state.stop_reason is not None:
-            raise gym.error.ResetNeeded(f"the episode is over ({state.stop_reason}): call reset()")
+        self.check_step(action, state.stop_reason)
         state = replace(self._rules.play(state, action), steps=state.steps + 1, last_action=encodable(action))
         terminated = state.answer is not None
         reward = self._reward(state) if terminated else 0.0
@@ -214,12 +204,7 @@ class HotpotQAEnv(TextEnv):
     def render(self) -> str | None:
         """The last action and its observation: returned in mode ``ansi``, printed in mode ``human``."""
         state = self._playing()
-        text = state.observation if state.last_action is None else f"> {state.last_action}\n{state.observation}"
-        if self.render_mode == "ansi":
-            return text
-        if self.render_mode == "human":
-            print(text, end="\n\n", flush=True)
-        return None
+        return self.show(state.last_action, state.observation)
 
     def close(self) -> None:
         self._state = None
