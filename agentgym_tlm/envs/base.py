@@ -62,7 +62,7 @@ class TextSpace(spaces.Text):
 
 @dataclass(frozen=True)
 class TaskManifest(Sequence[str]):
-    """The tasks of one split, sorted, with a hash: an evaluation can name exactly what it ran.
+    """The tasks of one split, in a fixed order, with a hash: an evaluation can name exactly what it ran.
 
     ``source`` says where the tasks come from, e.g. ``official data in <folder>`` or ``embedded generator``.
     """

@@ -335,12 +335,10 @@ def _task_ids(
         if wrong := sorted(number for number in variations or () if not 0 <= number <= last):
             raise ConfigError(f"{name} has the variations 0 to {last}, not {', '.join(map(str, wrong))}")
     task_ids = tuple(
-        sorted(
-            f"{name}/{number}"
-            for name in names
-            for number in protocol.choose(name, split)
-            if variations is None or number in variations
-        )
+        f"{name}/{number}"
+        for name in sorted(names)
+        for number in protocol.choose(name, split)
+        if variations is None or number in variations
     )
     if not task_ids:
         raise ConfigError(f"the split {split!r} of protocol {protocol.name!r} has none of these tasks and variations")
