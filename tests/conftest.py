@@ -1,6 +1,7 @@
-"""Shared by all tests: where the official data is, what a user's machine must not change, and one torch thread."""
+"""Shared by all tests: where the official data is, what a user's machine must not change, threads and signals."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import torch
 from agentgym_tlm.policies.smollm2 import smollm2_folder
 
 torch.set_num_threads(1)
+
+# A background job of a shell ignores Ctrl-C, and so would the processes that tests start to interrupt them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
