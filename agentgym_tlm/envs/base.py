@@ -216,6 +216,10 @@ class TextEnv(gym.Env[str, str]):
             print(text, end="\n\n", flush=True)
         return None
 
+    def _render_human(self) -> None:
+        if self.render_mode == "human":
+            self.render()
+
     @staticmethod
     def stop_reason(*, won: bool, terminated: bool, truncated: bool) -> str | None:
         """The ``info["stop_reason"]`` value that belongs to a step's outcome."""

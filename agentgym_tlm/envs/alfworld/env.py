@@ -275,10 +275,6 @@ class ALFWorldEnv(TextEnv):
             info["admissible_commands"] = engine.admissible_commands()
         return info
 
-    def _render_human(self) -> None:
-        if self.render_mode == "human":
-            self.render()
-
 
 def _of_types(task_ids: tuple[str, ...], task_types: Iterable[str] | None) -> tuple[str, ...]:
     if task_types is None:

@@ -225,23 +225,20 @@ class HotpotQAEnv(TextEnv):
     def _info(self) -> Info:
         state = self._playing()
         question = self._questions[state.task_id]
+        score = None if state.answer is None else self._score(state)
         info: Info = {
             "task_id": state.task_id,
             "task_type": question.type,
             "split": self.split,
             "instruction": question.question,
-            "score": 0.0 if state.answer is None else self._score(state).f1,
-            "won": state.answer is not None and self._score(state).em,
+            "score": 0.0 if score is None else score.f1,
+            "won": score is not None and score.em,
             "action_valid": state.action_valid,
             "stop_reason": state.stop_reason,
         }
         if self._lists_commands:
             info["admissible_commands"] = self.admissible_commands()
         return info
-
-    def _render_human(self) -> None:
-        if self.render_mode == "human":
-            self.render()
 
 
 def _open_encyclopedia(

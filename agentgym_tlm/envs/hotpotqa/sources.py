@@ -107,7 +107,7 @@ def _official(folder: Path, split: str) -> dict[str, Question]:
     if split == "dev500":
         if len(dev) != DEV_SIZE:
             raise DataError(
-                f"dev500 is a choice among the {PUBLISHED['dev']:,} questions of the official development set, and "
+                f"dev500 is a choice among the {DEV_SIZE:,} questions of the official development set, and "
                 f"{dev_file[0]} has {len(dev):,}: fetch hotpot_dev_distractor_v1.json, or play the split dev"
             )
         rows = list(dev.items())

@@ -28,15 +28,13 @@ from agentgym_tlm.envs.hotpotqa.facts import Entity, Supply, draw_entities
 from agentgym_tlm.envs.hotpotqa.names import WOMEN
 from agentgym_tlm.envs.hotpotqa.phrases import FILLERS, INTRODUCTIONS
 from agentgym_tlm.envs.hotpotqa.question import Page, Question
+from agentgym_tlm.envs.hotpotqa.rules import HEAD_SENTENCES
 from agentgym_tlm.errors import ConfigError
 
 WORLD_VERSION = "1"
 """Changes whenever the same seed gives another world."""
 
 SPLITS = ("train", "valid_seen", "valid_unseen")
-
-SHOWN_SENTENCES = 5
-"""A search shows this many sentences of a page."""
 
 _LEVELS = ("easy", "medium", "hard")
 _BRIDGES = {"train": 5200, "valid_seen": 160, "valid_unseen": 160}
@@ -116,7 +114,7 @@ class _Draft:
     facts: tuple[tuple[str, int], ...]
 
     def question(self, split: str) -> Question:
-        level = _LEVELS[sum(sentence >= SHOWN_SENTENCES for _, sentence in self.facts)]
+        level = _LEVELS[sum(sentence >= HEAD_SENTENCES for _, sentence in self.facts)]
         return Question(f"{split}/{self.type}/{self.name}", self.text, self.answer, self.type, level, self.facts)
 
 

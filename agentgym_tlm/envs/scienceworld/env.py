@@ -318,10 +318,6 @@ class ScienceWorldEnv(TextEnv):
             info["admissible_commands"] = self.admissible_commands()
         return info
 
-    def _render_human(self) -> None:
-        if self.render_mode == "human":
-            self.render()
-
 
 def _task_ids(
     protocol: Protocol, split: str, tasks: str | Collection[str] | None, variations: Collection[int] | None

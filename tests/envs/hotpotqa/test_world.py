@@ -20,7 +20,8 @@ from agentgym_tlm.envs.hotpotqa.catalogue import COMPARISONS, HOPS, MIRRORS, OCC
 from agentgym_tlm.envs.hotpotqa.names import NAMINGS
 from agentgym_tlm.envs.hotpotqa.phrases import FILLERS, INTRODUCTIONS
 from agentgym_tlm.envs.hotpotqa.question import Page, Question
-from agentgym_tlm.envs.hotpotqa.world import SHOWN_SENTENCES, SPLITS, World, embedded_world
+from agentgym_tlm.envs.hotpotqa.rules import HEAD_SENTENCES
+from agentgym_tlm.envs.hotpotqa.world import SPLITS, World, embedded_world
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.tiny import build_tokenizer
 
@@ -225,7 +226,7 @@ def test_the_pages_answer_every_question_in_exactly_one_way(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_level_is_the_number_of_facts_that_a_search_does_not_show(seed: int) -> None:
     for question in all_questions(embedded_world(seed)):
-        hidden = sum(index >= SHOWN_SENTENCES for _, index in question.supporting_facts)
+        hidden = sum(index >= HEAD_SENTENCES for _, index in question.supporting_facts)
         assert question.level == ("easy", "medium", "hard")[hidden]
 
 
@@ -238,7 +239,7 @@ def test_looking_up_a_word_of_the_question_finds_each_fact_that_a_search_does_no
         for title in titles(question):
             words = words.replace(title, "")
         for title, index in question.supporting_facts:
-            if index >= SHOWN_SENTENCES:
+            if index >= HEAD_SENTENCES:
                 texts = [sentence.lower() for sentence in pages[title].sentences]
                 found = {
                     next((i for i, text in enumerate(texts) if word in text), None)
