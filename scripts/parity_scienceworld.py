@@ -57,8 +57,8 @@ def compare(stock: StockEnv, task: str, variation: int, preset: str, steps: int,
     server = stock.server
     server.load(task, variation, simplifications.for_task(preset, task), False)
     server.step("look around")  # as both do at the start of an episode
-    differences = 0
-    for played in range(1, steps + 1):
+    played = differences = 0
+    for _ in range(steps):
         valid = env.admissible_commands()
         kind = rng.choice(sorted({action.split()[0] for action in valid}))
         action = rng.choice([action for action in valid if action.split()[0] == kind and kind != "focus"] or ["wait1"])
@@ -67,6 +67,7 @@ def compare(stock: StockEnv, task: str, variation: int, preset: str, steps: int,
         elif rng.random() < 0.1:
             action = rng.choice(NONSENSE)
         observation, _, terminated, _, info = env.step(action)
+        played += 1
         shown = tidy(observation, info["score"], info["moves"], info["look"], info["inventory"])
         expected = server.step(normalize_action(action))
         score = max(0.0, round(server.getScore(), 2))
