@@ -35,16 +35,22 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str) -> T:
     """Options from the command line, with the defaults of ``--config FILE.yaml`` where it is given.
 
     A group of options that may be None is switched on by giving any of its options. If ``options`` has a class method
-    ``defaults_for``, the defaults are what that makes of the options ``policy`` and ``env``; if it has a method
-    ``loaded_from``, that is told which file they are from and returns those to use. Exits as argparse does: 0 after
-    ``--help``, 2 for an option that cannot be understood. Raises ConfigError for a file that cannot.
+    ``defaults_for``, the defaults, and with them the options there are, come from what that makes of the options
+    ``policy``, ``env`` and ``trainer``; if it has a method ``loaded_from``, that is told which file they are from and
+    returns those to use. Exits as argparse does: 0 after ``--help``, 2 for an option that cannot be understood. Raises
+    ConfigError for a file that cannot.
     """
     default: Any = options()
     path = _value(argv, "config")
     defaults_for = getattr(options, "defaults_for", None)
     if defaults_for is not None:
         chosen = load(default, Path(path)) if path else default
-        default = defaults_for(_value(argv, "policy") or chosen.policy, _value(argv, "env") or chosen.envs.env)
+        default = defaults_for(
+            _value(argv, "policy") or chosen.policy,
+            _value(argv, "env") or chosen.envs.env,
+            _value(argv, "trainer") or chosen.trainer,
+        )
+        options = type(default)
     if path:
         default = load(default, Path(path))
         loaded_from = getattr(default, "loaded_from", None)
@@ -232,6 +238,8 @@ def _override(default: Any, data: Any, prefix: str, known: Sequence[str]) -> Any
             raise ConfigError(f"{prefix}{name} is given twice")
         values[name] = value
     result = _take(default, values, prefix, known)
+    for group in getattr(type(default), "foreign_groups", set)():
+        values.pop(group, None)
     if values:
         raise ConfigError(_unknown(f"{prefix}{next(iter(values))}", known))
     return result

@@ -49,8 +49,8 @@ from agentgym_tlm.trainers.args import RUN_INDEPENDENT
 from agentgym_tlm.trainers.base import Trainer
 from agentgym_tlm.trainers.checkpoint import latest_checkpoint
 from agentgym_tlm.trainers.collect import sampling_at
+from agentgym_tlm.trainers.methods import METHODS, option_group
 from agentgym_tlm.trainers.sft import SFTTrainer
-from agentgym_tlm.trainers.tlm_dre import TLMDRETrainer
 from agentgym_tlm.trajectory import Trajectory
 
 Rollouts = Callable[[str], AbstractContextManager[Callable[[RolloutProgress], None]]]
@@ -62,7 +62,7 @@ MONITORED_TASKS = 32
 """Tasks of an evaluation during training, which is for watching, not for reporting."""
 
 _HARMLESS = {"resume", "output_dir", "num_threads"} | {
-    f"{stage}.{name}" for stage in ("sft", "tlm_dre") for name in RUN_INDEPENDENT
+    f"{stage}.{name}" for stage in ("sft", *map(option_group, METHODS)) for name in RUN_INDEPENDENT
 }
 """Options that a resumed run may change."""
 
@@ -194,8 +194,8 @@ class Experiment:
     def _trainer(self, policy: LanguageModelPolicy) -> Trainer[Any]:
         """The trainer that goes on from the SFT policy."""
         config, folder = self.config, str(self.folder / self.config.trainer)
-        args = replace(config.tlm_dre, output_dir=folder, seed=config.seed)
-        return TLMDRETrainer(policy, config.envs, args, evaluate=self._monitor)
+        args = replace(config.method, output_dir=folder, seed=config.seed)
+        return METHODS[config.trainer].trainer(policy, config.envs, args, evaluate=self._monitor)
 
     def _fit(self, trainer: Trainer[Any], train: Callable[[], None]) -> None:
         """Train, going on from the newest checkpoint if there is one, and save the policy to ``policy/``."""

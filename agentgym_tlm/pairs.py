@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import shutil
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -28,45 +29,90 @@ class Pair:
 
 
 def build_pairs(
-    expert: Iterable[Trajectory], sampled: Iterable[Trajectory], *, max_pairs_per_task: int | None = None
+    expert: Iterable[Trajectory],
+    sampled: Iterable[Trajectory],
+    *,
+    max_pairs_per_task: int | None = None,
+    max_repeats: int | None = None,
+    max_rejected_tokens: int | None = None,
+    max_extra_turns: int | None = None,
 ) -> tuple[list[Pair], Counter[str]]:
-    """Pair every sampled failure with the expert's first win on the same task, in the order of ``sampled``.
+    """Pair every sampled trajectory with the expert's best on the same task, in the order of ``sampled``.
 
-    The counter says how many sampled trajectories were left out and why: ``won``, ``env_error``, ``aborted``,
-    ``empty_turn`` (no response text), ``no_tokens``, ``nothing_trainable``, ``no_expert`` (the expert has no usable win
-    there) and ``over_task_limit``. Source: tlm-DRE (arXiv 2609.16760), which follows ETO (arXiv 2403.02502).
+    The higher score is preferred: mostly the expert's, the sampled one where it beats an imperfect expert. The counter
+    says how many sampled trajectories were left out and why: ``won`` and ``tie`` (not worse than the expert),
+    ``env_error``, ``aborted``, ``empty_turn`` (no response text), ``no_tokens``, ``nothing_trainable``, ``no_expert``
+    (the expert has nothing usable there), ``repetitive`` (one action more than ``max_repeats`` times in a row),
+    ``overlong`` (a failure of more than ``max_rejected_tokens``) and ``over_task_limit``. ``max_extra_turns`` cuts
+    failures off so many turns after the expert's length. Source: ETO (arXiv 2403.02502), section 3.2 and its code.
     """
-    chosen: dict[tuple[str, str], Trajectory] = {}
+    best: dict[tuple[str, str], Trajectory] = {}
     for trajectory in expert:
-        if trajectory.won and untrainable_reason(trajectory) is None:
-            chosen.setdefault((trajectory.env_id, trajectory.task_id), trajectory)
+        task = (trajectory.env_id, trajectory.task_id)
+        if untrainable_reason(trajectory) is None and (task not in best or trajectory.score > best[task].score):
+            best[task] = trajectory
     pairs: list[Pair] = []
     dropped: Counter[str] = Counter()
-    per_task: defaultdict[tuple[str, str], int] = defaultdict(int)
+    per_task: Counter[tuple[str, str]] = Counter()
     for trajectory in sampled:
         task = (trajectory.env_id, trajectory.task_id)
-        reason = _not_a_failure(trajectory)
-        if reason is None and task not in chosen:
-            reason = "no_expert"
-        if reason is None and max_pairs_per_task is not None and per_task[task] >= max_pairs_per_task:
-            reason = "over_task_limit"
+        reason = _unusable(trajectory, best.get(task))
+        if reason is None:
+            pair = _ordered(best[task], trajectory)
+            if max_extra_turns is not None:
+                pair = Pair(pair.chosen, _cut(pair.rejected, len(pair.chosen.turns) + max_extra_turns))
+            if max_repeats is not None and _repeats(trajectory) > max_repeats:
+                reason = "repetitive"
+            elif max_rejected_tokens is not None and sum(map(len, pair.rejected.sequences)) > max_rejected_tokens:
+                reason = "overlong"
+            elif max_pairs_per_task is not None and per_task[task] >= max_pairs_per_task:
+                reason = "over_task_limit"
         if reason is not None:
             dropped[reason] += 1
             continue
         per_task[task] += 1
-        pairs.append(Pair(chosen[task], trajectory))
+        pairs.append(pair)
     return pairs, dropped
 
 
-def _not_a_failure(trajectory: Trajectory) -> str | None:
-    """Why a sampled trajectory cannot be the rejected one of a pair."""
-    if trajectory.won:
+def _unusable(sampled: Trajectory, expert: Trajectory | None) -> str | None:
+    """Why a sampled trajectory makes no pair with the expert's."""
+    if sampled.won and (expert is None or expert.won):
         return "won"
-    if trajectory.stop_reason is StopReason.ABORTED:
+    if sampled.stop_reason is StopReason.ABORTED:
         return "aborted"
-    if any(not turn.response.strip() for turn in trajectory.turns):
+    if any(not turn.response.strip() for turn in sampled.turns):
         return "empty_turn"
-    return untrainable_reason(trajectory)
+    if (reason := untrainable_reason(sampled)) is not None:
+        return reason
+    if expert is None:
+        return "no_expert"
+    return "tie" if sampled.score == expert.score and sampled.won == expert.won else None
+
+
+def _ordered(expert: Trajectory, sampled: Trajectory) -> Pair:
+    """The better one first: by success, then by score."""
+    if (sampled.won, sampled.score) > (expert.won, expert.score):
+        return Pair(sampled, expert)
+    return Pair(expert, sampled)
+
+
+def _repeats(trajectory: Trajectory) -> int:
+    """How often one action occurs in a row, at most."""
+    return max(len(list(run)) for _, run in groupby(turn.action for turn in trajectory.turns))
+
+
+def _cut(trajectory: Trajectory, turns: int) -> Trajectory:
+    """The first ``turns`` turns of a trajectory, with the tokens up to the end of the last of them."""
+    if len(trajectory.turns) <= turns:
+        return trajectory
+    kept = replace(trajectory, turns=trajectory.turns[:turns], final_observation=trajectory.turns[turns].observation)
+    ends: dict[int, int] = {}
+    for turn in kept.turns:
+        assert turn.span is not None
+        ends[turn.sequence] = max(ends.get(turn.sequence, 0), turn.span[1])
+    kept.sequences = [ids[: ends[i]] for i, ids in enumerate(trajectory.sequences) if i in ends]
+    return kept
 
 
 @torch.no_grad()

@@ -8,17 +8,23 @@ need; they were not searched.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import tyro
 
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.ranges import COUNT, SEED, check_ranges, check_splits
+from agentgym_tlm.trainers.args import TrainingArguments
+from agentgym_tlm.trainers.methods import METHODS, option_group
 from agentgym_tlm.trainers.sft import SFTArguments
-from agentgym_tlm.trainers.tlm_dre import TLMDREArguments
+
+TrainerName = Literal["sft", "tlm-dre"]
+ConfigT = TypeVar("ConfigT", bound="ExperimentConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +83,12 @@ class EvaluationArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
-    """Train an agent: imitate the expert, align with a trainer, evaluate before and after."""
+    """Train an agent: imitate the expert, align with a trainer, evaluate before and after.
 
-    trainer: Literal["sft", "tlm-dre"] = "tlm-dre"
+    The options of the trainer are a group that is called as it is: :meth:`with_trainer` adds it.
+    """
+
+    trainer: TrainerName = "tlm-dre"
     """What goes on from the SFT policy; sft stops there."""
     envs: Annotated[EnvArgs, tyro.conf.OmitArgPrefixes] = field(default_factory=EnvArgs)
     policy: str = "tiny"
@@ -97,7 +106,6 @@ class ExperimentConfig:
     expert: ExpertArguments = field(default_factory=ExpertArguments)
     tiny: TinyArguments = field(default_factory=TinyArguments)
     sft: SFTArguments = field(default_factory=SFTArguments)
-    tlm_dre: TLMDREArguments = field(default_factory=TLMDREArguments)
     evaluation: EvaluationArguments = field(default_factory=EvaluationArguments)
 
     def __post_init__(self) -> None:
@@ -106,11 +114,39 @@ class ExperimentConfig:
             raise ConfigError(f"policy {self.policy!r} is not a language model: there is nothing to train")
 
     @classmethod
-    def defaults_for(cls, policy: str, env: str) -> ExperimentConfig:
-        """The defaults for a policy in an environment; see the module docstring."""
-        if policy != "tiny":
-            return cls(policy=policy, envs=EnvArgs(env=env))
-        return _tiny(EnvArgs(env=env))
+    def with_trainer(cls: type[ConfigT], trainer: str) -> type[ConfigT]:
+        """The class with the options of ``trainer``, which is its default. Raises ConfigError for an unknown one."""
+        if trainer != "sft" and trainer not in METHODS:
+            raise ConfigError(f"there is no trainer {trainer!r}; there are sft, {', '.join(METHODS)}")
+        kind: Any = cls
+        made: type[ConfigT] = _with_trainer(kind, trainer)
+        return made
+
+    @classmethod
+    def defaults_for(cls: type[ConfigT], policy: str, env: str, trainer: str) -> ConfigT:
+        """The defaults for a policy, an environment and a trainer; see the module docstring."""
+        config = cls.with_trainer(trainer)(policy=policy, envs=EnvArgs(env=env))
+        return config if policy != "tiny" else _tiny(config)
+
+    @classmethod
+    def foreign_groups(cls) -> set[str]:
+        """Groups that a file may have because another trainer was used with it."""
+        return {option_group(name) for name in METHODS} - {option.name for option in fields(cls)}
+
+    @property
+    def method(self) -> TrainingArguments:
+        """The options of the trainer; those of the imitation for ``sft``."""
+        arguments = getattr(self, option_group(self.trainer), None)
+        if not isinstance(arguments, TrainingArguments):
+            raise ConfigError(
+                f"these options are not those of {self.trainer}: make them with ExperimentConfig.defaults_for"
+            )
+        return arguments
+
+    def with_method(self: ConfigT, **changes: Any) -> ConfigT:
+        """A copy with other options of the trainer."""
+        group: dict[str, Any] = {option_group(self.trainer): replace(self.method, **changes)}
+        return replace(self, **group)
 
     @property
     def run_dir(self) -> Path:
@@ -122,6 +158,18 @@ class ExperimentConfig:
         """These options, read from ``file``: a run folder's own config.yaml means that folder, wherever it is now."""
         own = file.name == "config.yaml" and (file.parent / "versions.json").is_file()
         return replace(self, output_dir=file.parent) if own else self
+
+
+_TINY_PAIRS = {
+    "learning_rate": 2e-5,
+    "gradient_accumulation_steps": 1,
+    "mixed_precision": "bf16",
+    "num_tasks": 256,
+    "n_slots": 128,
+}
+_TINY_METHODS: dict[str, dict[str, Any]] = {
+    "tlm-dre": _TINY_PAIRS,
+}
 
 
 class TinyRecipe(NamedTuple):
@@ -140,10 +188,11 @@ _TINY = {
 }
 
 
-def _tiny(envs: EnvArgs) -> ExperimentConfig:
-    recipe = _TINY.get(envs.env, TinyRecipe())
-    return ExperimentConfig(
-        envs=replace(envs, max_episode_steps=recipe.max_episode_steps),
+def _tiny(config: ConfigT) -> ConfigT:
+    recipe = _TINY.get(config.envs.env, TinyRecipe())
+    config = replace(
+        config,
+        envs=replace(config.envs, max_episode_steps=recipe.max_episode_steps),
         expert=ExpertArguments(num_tasks=recipe.num_tasks, noise=recipe.noise),
         sft=SFTArguments(
             learning_rate=2e-3,
@@ -154,12 +203,18 @@ def _tiny(envs: EnvArgs) -> ExperimentConfig:
             adam_beta2=0.98,
             mixed_precision="bf16",
         ),
-        tlm_dre=TLMDREArguments(
-            learning_rate=2e-5,
-            gradient_accumulation_steps=1,
-            mixed_precision="bf16",
-            num_tasks=256,
-            n_slots=128,
-        ),
         evaluation=EvaluationArguments(n_slots=128),
     )
+    return config if config.trainer == "sft" else config.with_method(**_TINY_METHODS[config.trainer])
+
+
+@cache
+def _with_trainer(kind: Hashable, trainer: str) -> Any:
+    added: list[Any] = [("trainer", TrainerName, trainer)]
+    if trainer != "sft":
+        arguments = METHODS[trainer].arguments
+        added.append((option_group(trainer), arguments, field(default_factory=arguments)))
+    assert isinstance(kind, type)
+    made = make_dataclass(kind.__name__, added, bases=(kind,), frozen=True, kw_only=True)
+    made.__doc__ = kind.__doc__
+    return made

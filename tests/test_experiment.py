@@ -35,15 +35,14 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def small(output_dir: Path) -> ExperimentConfig:
     """The defaults for ``tiny``, shrunk to seconds."""
-    config = ExperimentConfig.defaults_for("tiny", "ALFWorld-v0")
+    config = ExperimentConfig.defaults_for("tiny", "ALFWorld-v0", "tlm-dre")
     return replace(
-        config,
+        config.with_method(num_tasks=12, per_device_train_batch_size=2, save_steps=2),
         output_dir=output_dir,
         envs=EnvArgs(max_episode_steps=6),
         expert=ExpertArguments(num_tasks=48),
         tiny=TinyArguments(hidden_size=32, layers=1, heads=2, intermediate_size=64),
         sft=replace(config.sft, save_steps=2, eval_steps=2),
-        tlm_dre=replace(config.tlm_dre, num_tasks=12, per_device_train_batch_size=2, save_steps=2),
         evaluation=EvaluationArguments(num_tasks=8),
     )
 
@@ -76,7 +75,9 @@ def test_before_and_after_on_both_splits(finished: Path) -> None:
 
 def test_run_folder_says_what_was_run(finished: Path) -> None:
     """Config, versions, manifests, turn logs, metrics, checkpoints, policies: all that a number needs beside it."""
-    assert load(ExperimentConfig(), finished / "config.yaml") == replace(small(finished), output_dir=finished)
+    assert load(ExperimentConfig.with_trainer("tlm-dre")(), finished / "config.yaml") == replace(
+        small(finished), output_dir=finished
+    )
     versions = json.loads((finished / "versions.json").read_text())
     assert versions["torch"] == torch.__version__
     assert versions["environment"]["engine"] == "native"
@@ -111,7 +112,7 @@ def test_a_finished_run_is_not_run_again(finished: Path) -> None:
 def test_harmless_options_may_change(finished: Path) -> None:
     """Another log interval or thread count is the same run."""
     config = replace(small(finished), resume=True, num_threads=2)
-    config = replace(config, sft=replace(config.sft, logging_steps=7), tlm_dre=replace(config.tlm_dre, save_steps=1))
+    config = replace(config.with_method(save_steps=1), sft=replace(config.sft, logging_steps=7))
     assert run(config) == read_results(finished / "results.json")
     with pytest.raises(CheckpointError, match=r"sft\.learning_rate: 0\.002 -> 0\.1\)"):
         run(replace(config, sft=replace(config.sft, learning_rate=0.1)))

@@ -34,7 +34,7 @@ def test_failures_meet_the_expert_of_their_task() -> None:
     expert = [
         episode([(3, 2)], task="a", won=True),
         episode([(3, 4)], seed=1, task="a", won=True),  # a second win on the same task
-        episode([(3, 2)], seed=2, task="b"),  # the expert failed
+        episode([(3, 2)], seed=2, task="b"),  # the expert failed as well
         episode([(3, 2)], seed=3, task="c", won=True),
     ]
     sampled = [failure("a"), episode([(3, 2)], seed=8, task="a", won=True), failure("b"), failure("c"), failure("d")]
@@ -45,7 +45,41 @@ def test_failures_meet_the_expert_of_their_task() -> None:
     no_tokens.turns[0].span = None
     pairs, dropped = build_pairs(expert, [*sampled, broken, aborted, empty, silent, no_tokens])
     assert [(p.chosen, p.rejected) for p in pairs] == [(expert[0], sampled[0]), (expert[3], sampled[3])]
-    assert dropped == {"won": 1, "no_expert": 2, "env_error": 1, "aborted": 1, "empty_turn": 1, "no_tokens": 2}
+    assert dropped == {
+        "won": 1,
+        "no_expert": 1,
+        "tie": 1,
+        "env_error": 1,
+        "aborted": 1,
+        "empty_turn": 1,
+        "no_tokens": 2,
+    }
+
+
+def test_the_higher_score_is_preferred_whoever_got_it() -> None:
+    """An imperfect expert, as in imported data, must not be preferred to an agent that did better (ETO)."""
+    expert, better, worse = (episode([(3, 2)], seed=seed, task="a") for seed in range(3))
+    expert.score, better.score, worse.score = 0.5, 0.8, 0.2
+    winner = episode([(3, 2)], seed=3, task="a", won=True)
+    pairs, dropped = build_pairs([expert], [better, worse, winner])
+    assert [(p.chosen, p.rejected) for p in pairs] == [(better, expert), (expert, worse), (winner, expert)]
+    assert not dropped
+
+
+def test_failures_are_filtered_and_cut_as_asked() -> None:
+    """Repetitive, overlong and endless failures: named options, and counted."""
+    expert = [episode([(3, 2), (1, 2)], task="a", won=True)]
+    failures = [episode([(3, 2)] * 6, seed=seed, task="a") for seed in (5, 6)]
+    for i, turn in enumerate(failures[0].turns):
+        turn.action = f"go to shelf {i}"
+    pairs, dropped = build_pairs(expert, failures, max_repeats=3)
+    assert [pair.rejected for pair in pairs] == failures[:1]
+    assert dropped == {"repetitive": 1}
+    assert build_pairs(expert, failures, max_rejected_tokens=29) == ([], {"overlong": 2})
+    cut = build_pairs(expert, failures, max_extra_turns=1, max_rejected_tokens=29)[0][0].rejected
+    assert (len(cut.turns), cut.sequences, cut.final_observation) == (3, [failures[0].sequences[0][:15]], "o")
+    assert Example.from_trajectory(cut).loss_tokens == 6
+    assert len(failures[0].turns) == 6
 
 
 def test_limit_per_task() -> None:

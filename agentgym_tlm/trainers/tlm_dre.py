@@ -35,29 +35,22 @@ Deviations and choices where the paper leaves one:
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from agentgym_tlm.batch import Example, TurnBatch
-from agentgym_tlm.envs.args import EnvArgs
-from agentgym_tlm.errors import CheckpointError, ConfigError
-from agentgym_tlm.pairs import Pair, build_pairs, is_scored, read_pairs, score_pairs, turn_confidence, write_pairs
-from agentgym_tlm.policies.language_model import LanguageModelPolicy
-from agentgym_tlm.ranges import COUNT, check_ranges
-from agentgym_tlm.trainers.args import TrainingArguments
-from agentgym_tlm.trainers.base import Item, Metrics, Trainer
-from agentgym_tlm.trainers.collect import expert_play, play, sampling_at, within_context
+from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.pairs import Pair, turn_confidence
+from agentgym_tlm.ranges import check_ranges
+from agentgym_tlm.trainers.base import Item, Metrics
+from agentgym_tlm.trainers.preference import PreferenceArguments, PreferenceTrainer
 from agentgym_tlm.trajectory import Trajectory
 
 Kernel = Literal["ukl", "lsif", "bkl", "basu"]
@@ -66,19 +59,11 @@ Coefficient = Literal["full", "turn_local", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TLMDREArguments(TrainingArguments):
+class TLMDREArguments(PreferenceArguments):
     """Options of tlm-DRE. Policies without a recipe of their own get the paper's for 7B models on ALFWorld."""
 
     learning_rate: float = 7e-7
     """Peak learning rate of AdamW; small models trained from scratch need a larger one."""
-    per_device_train_batch_size: int = 8
-    """Pairs per forward pass and process."""
-    gradient_accumulation_steps: int = 4
-    """Forward passes per update and process."""
-    lr_scheduler_type: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
-    """Shape of the learning rate after the warm-up."""
-    warmup_ratio: float = 0.1
-    """Share of the updates over which the learning rate rises from 0."""
     loss_type: Literal["dre", "dpo"] = "dre"
     """dpo is the ablation "w/o DRE": turn-weighted DPO."""
     kernel: Kernel = "ukl"
@@ -105,18 +90,6 @@ class TLMDREArguments(TrainingArguments):
     """Count the end-of-turn token in the confidence."""
     z_clip: float = 10.0
     """Exponents are extrapolated linearly beyond this value."""
-    num_iterations: int = 1
-    """Rounds of sampling with the newest policy and learning from it; max_steps and epochs are per round."""
-    num_tasks: int | None = None
-    """Training tasks to play, evenly spaced over the manifest; None: all."""
-    samples_per_task: int = 1
-    """Episodes that the policy samples on each task."""
-    max_pairs_per_task: int | None = None
-    """Most pairs of one task; None: all failures."""
-    temperature: float = 1.0
-    """Sampling temperature."""
-    n_slots: int = 64
-    """Episodes that are sampled side by side."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,12 +99,6 @@ class TLMDREArguments(TrainingArguments):
             p_pivot="[0, 1]",
             p_pivot_quantile="[0, 1]",
             z_clip="(0, inf]",
-            num_iterations=COUNT,
-            num_tasks=COUNT,
-            samples_per_task=COUNT,
-            max_pairs_per_task=COUNT,
-            temperature="[0, inf)",
-            n_slots=COUNT,
         )
         if not 0.0 <= self.omega_lower <= self.omega_upper <= 1.0:
             raise ConfigError(
@@ -226,114 +193,23 @@ def tlm_dre_loss(logprobs: Tensor, batch: TurnBatch, args: TLMDREArguments) -> t
     return losses.mean(), {name: value.detach() for name, value in metrics.items()}
 
 
-class TLMDRETrainer(Trainer[TLMDREArguments]):
+class TLMDRETrainer(PreferenceTrainer[TLMDREArguments]):
     """Aligns an SFT policy on pairs of expert trajectories and its own failures.
 
     The reference π_ref is the policy as it is given here: the SFT policy. See :class:`Trainer`.
     """
 
-    dropout = False
-
-    def __init__(
-        self,
-        policy: LanguageModelPolicy,
-        envs: EnvArgs,
-        args: TLMDREArguments,
-        *,
-        evaluate: Callable[[LanguageModelPolicy], Mapping[str, float]] | None = None,
-        on_log: Callable[[Mapping[str, float]], None] | None = None,
-    ) -> None:
-        super().__init__(policy, envs, args, evaluate=evaluate, on_log=on_log)
-        self._reference = copy.deepcopy(policy.model) if args.num_iterations > 1 and args.lora is None else None
-
-    def train(self) -> None:
-        """Sample with the policy, pair its failures with the expert, learn; ``num_iterations`` times."""
-        while True:
-            self.train_pairs(self.collect())
-            if self.state.iteration + 1 == self.args.num_iterations:
-                return
-            self.state.iteration += 1
-
-    def collect(self) -> list[Pair]:
-        """Scored pairs of the current iteration, from the run folder if they are there already."""
-        self.begin()
-        folder = self._folder / "pairs"
-        if self._resume_from is not None and folder.exists():
-            return read_pairs(folder)  # fit compares them with what the checkpoint was trained on
-        self.claim_folder(self._folder.name)
-        if folder.exists():
-            return read_pairs(folder)
-        args = self.args
-        tasks = self.envs.manifest("train").take(args.num_tasks)
-        path = self.output_dir / "expert.jsonl"
-        expert = within_context(
-            expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed), self.policy.max_context
-        )
-        with sampling_at(self.policy, args.temperature):
-            sampled = play(
-                self.accelerator,
-                self.policy,
-                self.envs,
-                tasks,
-                self._folder / "sampled.jsonl",
-                samples_per_task=args.samples_per_task,
-                seed=self.iteration_seed,
-                n_slots=args.n_slots,
-                progress=self.on_rollout,
-            )
-        pairs, dropped = build_pairs(expert, sampled, max_pairs_per_task=args.max_pairs_per_task)
-        self.log({f"dropped_{reason}": n for reason, n in sorted(dropped.items())})
-        if not pairs:
-            raise ConfigError(_no_pair(dropped))
-        return pairs
-
-    def train_pairs(self, pairs: Sequence[Pair]) -> None:
-        """Learn from the given pairs. Those without reference scores are scored once and kept in the run folder.
-
-        Raises ConfigError when there is none.
-        """
-        if not pairs:
-            raise ConfigError(_no_pair({}))
-        self.begin(trajectory for pair in pairs for trajectory in (pair.chosen, pair.rejected))
-        scored = self._scored(pairs)
-        pivot = self.pivot(scored)
-        if self._resume_from is None:
-            self.log({"pairs": len(scored), "p_pivot": pivot, **self._confidences(scored, pivot)})
-        self.fit(
-            [(self._example(pair.chosen, pivot, "w"), self._example(pair.rejected, pivot, "l")) for pair in scored]
-        )
-
-    def _scored(self, pairs: Sequence[Pair]) -> list[Pair]:
-        if all(is_scored(pair.chosen) and is_scored(pair.rejected) for pair in pairs):
-            return list(pairs)
-        folder = self._folder / "pairs"
-        if folder.exists():
-            kept = read_pairs(folder)
-            if [_ids(pair) for pair in kept] != [_ids(pair) for pair in pairs]:
-                raise CheckpointError(f"{folder} holds the scores of other pairs: choose a new output_dir")
-            return kept
-        model: Any = self.policy.model
-        accelerator = self.accelerator
-        rank, world = accelerator.process_index, accelerator.num_processes
-        adapters_off = model.disable_adapter() if self.args.lora is not None else nullcontext()
-        with accelerator.autocast(), adapters_off:
-            mine = score_pairs(
-                self._reference or model,
-                pairs[rank::world],
-                batch_size=2 * self.args.per_device_train_batch_size,
-                include_end_of_turn=self.args.include_end_of_turn,
-            )
-        if world > 1:
-            shares = gather_object([mine])
-            mine = [shares[i % world][i // world] for i in range(len(pairs))]
-        if accelerator.is_main_process:
-            write_pairs(folder, mine)
-        accelerator.wait_for_everyone()
-        return mine
+    reference = "initial"
 
     @property
-    def _folder(self) -> Path:
-        return self.output_dir / f"iteration-{self.state.iteration}"
+    def include_end_of_turn(self) -> bool:
+        return self.args.include_end_of_turn
+
+    def items(self, pairs: Sequence[Pair]) -> list[Item]:
+        pivot = self.pivot(pairs)
+        if self._resume_from is None:
+            self.log({"pairs": len(pairs), "p_pivot": pivot, **self._confidences(pairs, pivot)})
+        return [(self._example(pair.chosen, pivot, "w"), self._example(pair.rejected, pivot, "l")) for pair in pairs]
 
     def pivot(self, pairs: Sequence[Pair]) -> float:
         """``p_pivot``, or the quantile of the turn confidences of both sides of the scored ``pairs``."""
@@ -344,10 +220,6 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
 
     def loss(self, logprobs: Tensor, batch: TurnBatch) -> tuple[Tensor, Metrics]:
         return tlm_dre_loss(logprobs, batch, self.args)
-
-    def units(self, item: Item) -> int:
-        """Every pair weighs the same."""
-        return 1
 
     def _turn_confidences(self, trajectories: Sequence[Trajectory]) -> list[float]:
         return [
@@ -377,32 +249,6 @@ class TLMDRETrainer(Trainer[TLMDREArguments]):
             ]
             weights = turn_weights(torch.tensor(p, dtype=torch.float64), pivot, args.omega_lower, args.omega_upper)
         return Example.from_trajectory(trajectory, weights.tolist())
-
-
-_DROPPED = {
-    "won": ("were won", "raise num_tasks or samples_per_task"),
-    "no_tokens": ("left the policy no room for a response", "raise its max_context"),
-    "nothing_trainable": ("have no response to learn from", "look at sampled.jsonl"),
-    "empty_turn": ("have an empty response", "train the SFT policy longer"),
-    "env_error": ("ended in a failure of the environment", "see their errors in sampled.jsonl"),
-    "aborted": ("were broken off", "sample them again"),
-    "no_expert": ("are of tasks that the expert did not win", "raise num_tasks or the environment's max_episode_steps"),
-}
-"""What the counts of :func:`build_pairs` mean, and the remedy when nothing else is left."""
-
-
-def _no_pair(dropped: Mapping[str, int]) -> str:
-    """Why there is no pair: the counts, and what to do about the most frequent reason."""
-    reasons = sorted(dropped, key=lambda reason: -dropped[reason])
-    counts = ", ".join(f"{dropped[reason]} {_DROPPED[reason][0]}" for reason in reasons)
-    found = (
-        f"of {sum(dropped.values())} sampled episodes {counts}; {_DROPPED[reasons[0]][1]}" if reasons else "none given"
-    )
-    return f"there is no pair to learn from: {found}"
-
-
-def _ids(pair: Pair) -> tuple[list[list[int]], list[list[int]]]:
-    return pair.chosen.sequences, pair.rejected.sequences
 
 
 def _exp(x: Tensor, clip: float) -> Tensor:

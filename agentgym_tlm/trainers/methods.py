@@ -1,0 +1,27 @@
+"""Every trainer by the name that ``--trainer`` takes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from agentgym_tlm.trainers.args import TrainingArguments
+from agentgym_tlm.trainers.base import Trainer
+from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
+
+
+class Method(NamedTuple):
+    """A way to go on from an SFT policy."""
+
+    arguments: type[TrainingArguments]
+    trainer: type[Trainer[Any]]
+
+
+METHODS: dict[str, Method] = {
+    "tlm-dre": Method(TLMDREArguments, TLMDRETrainer),
+}
+"""``sft`` is none of these: it is where they all start."""
+
+
+def option_group(method: str) -> str:
+    """Name of a method's options in a configuration."""
+    return method.replace("-", "_")

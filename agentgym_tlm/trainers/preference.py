@@ -1,0 +1,240 @@
+"""What every method that learns from pairs has in common: sample, pair with the expert, score the reference, learn.
+
+Failures of the policy are paired with the expert's win on the same task (ETO, Song et al., 2024, arXiv:2403.02502),
+both sides get the log-probs of a frozen reference once, and a loss over batches of pairs does the rest. Every iteration
+has a folder, ``iteration-<i>``, with the sampled episodes and the scored pairs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from agentgym_tlm.batch import Example
+from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.errors import CheckpointError, ConfigError
+from agentgym_tlm.pairs import Pair, build_pairs, is_scored, read_pairs, score_pairs, write_pairs
+from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.ranges import COUNT, check_ranges
+from agentgym_tlm.trainers.args import TrainingArguments
+from agentgym_tlm.trainers.base import Item, Metrics, Trainer
+from agentgym_tlm.trainers.collect import expert_play, play, sampling_at, within_context
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceArguments(TrainingArguments):
+    """Options of collecting pairs and learning from them; schedule and batch are ETO's."""
+
+    per_device_train_batch_size: int = 8
+    """Pairs per forward pass and process."""
+    gradient_accumulation_steps: int = 4
+    """Forward passes per update and process."""
+    lr_scheduler_type: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
+    """Shape of the learning rate after the warm-up."""
+    warmup_ratio: float = 0.1
+    """Share of the updates over which the learning rate rises from 0."""
+    num_iterations: int = 1
+    """Rounds of sampling with the newest policy and learning from it; max_steps and epochs are per round."""
+    num_tasks: int | None = None
+    """Training tasks to play, evenly spaced over the manifest; None: all."""
+    samples_per_task: int = 1
+    """Episodes that the policy samples on each task."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    n_slots: int = 64
+    """Episodes that are sampled side by side."""
+    max_pairs_per_task: int | None = None
+    """Most pairs of one task; None: all failures."""
+    max_repeats: int | None = None
+    """Leave out failures that repeat an action more often than this in a row; None: keep them."""
+    max_rejected_tokens: int | None = None
+    """Leave out failures longer than this; None: keep them."""
+    max_extra_turns: int | None = None
+    """Cut failures off this many turns beyond the expert's length (ETO: 5 on ScienceWorld); None: never."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(
+            self,
+            num_iterations=COUNT,
+            num_tasks=COUNT,
+            samples_per_task=COUNT,
+            temperature="[0, inf)",
+            n_slots=COUNT,
+            max_pairs_per_task=COUNT,
+            max_repeats=COUNT,
+            max_rejected_tokens=COUNT,
+            max_extra_turns="[0, inf)",
+        )
+
+
+PreferenceArgsT = TypeVar("PreferenceArgsT", bound=PreferenceArguments)
+
+
+def preference_metrics(preferred: Tensor, dispreferred: Tensor) -> Metrics:
+    """``margin`` and ``accuracy`` of implicit rewards [P] of the chosen and the rejected side."""
+    margin = (preferred - dispreferred).detach()
+    return {"margin": margin.mean(), "accuracy": (margin > 0).float().mean()}
+
+
+class PreferenceTrainer(Trainer[PreferenceArgsT]):
+    """Learns from pairs of expert trajectories and the policy's own failures; see :class:`Trainer`.
+
+    An algorithm is a :meth:`loss` over batches of pairs, chosen trajectories first. ``reference`` says whose log-probs
+    are π_ref: those of the policy as it was given, or as it was at the start of the current iteration.
+    """
+
+    dropout = False
+    reference: ClassVar[Literal["initial", "iteration"]] = "iteration"
+
+    def __init__(
+        self,
+        policy: LanguageModelPolicy,
+        envs: EnvArgs,
+        args: PreferenceArgsT,
+        *,
+        evaluate: Callable[[LanguageModelPolicy], Mapping[str, float]] | None = None,
+        on_log: Callable[[Mapping[str, float]], None] | None = None,
+    ) -> None:
+        super().__init__(policy, envs, args, evaluate=evaluate, on_log=on_log)
+        copies = self.reference == "initial" and args.num_iterations > 1 and args.lora is None
+        self._reference = copy.deepcopy(policy.model) if copies else None
+
+    @property
+    def include_end_of_turn(self) -> bool:
+        """Whether the end-of-turn token counts in the confidence of a turn."""
+        return True
+
+    def items(self, pairs: Sequence[Pair]) -> list[Item]:
+        """What the scored ``pairs`` are to the loop."""
+        return [(Example.from_trajectory(pair.chosen), Example.from_trajectory(pair.rejected)) for pair in pairs]
+
+    def units(self, item: Item) -> int:
+        """Every pair weighs the same."""
+        return 1
+
+    def train(self) -> None:
+        """Sample with the policy, pair its failures with the expert, learn; ``num_iterations`` times."""
+        while True:
+            self.train_pairs(self.collect())
+            if self.state.iteration + 1 == self.args.num_iterations:
+                return
+            self.state.iteration += 1
+
+    def collect(self) -> list[Pair]:
+        """Scored pairs of the current iteration, from the run folder if they are there already."""
+        self.begin()
+        folder = self._folder / "pairs"
+        if self._resume_from is not None and folder.exists():
+            return read_pairs(folder)  # fit compares them with what the checkpoint was trained on
+        self.claim_folder(self._folder.name)
+        if folder.exists():
+            return read_pairs(folder)
+        args = self.args
+        tasks = self.envs.manifest("train").take(args.num_tasks)
+        path = self.output_dir / "expert.jsonl"
+        expert = within_context(
+            expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed), self.policy.max_context
+        )
+        with sampling_at(self.policy, args.temperature):
+            sampled = play(
+                self.accelerator,
+                self.policy,
+                self.envs,
+                tasks,
+                self._folder / "sampled.jsonl",
+                samples_per_task=args.samples_per_task,
+                seed=self.iteration_seed,
+                n_slots=args.n_slots,
+                progress=self.on_rollout,
+            )
+        pairs, dropped = build_pairs(
+            expert,
+            sampled,
+            max_pairs_per_task=args.max_pairs_per_task,
+            max_repeats=args.max_repeats,
+            max_rejected_tokens=args.max_rejected_tokens,
+            max_extra_turns=args.max_extra_turns,
+        )
+        self.log({f"dropped_{reason}": n for reason, n in sorted(dropped.items())})
+        if not pairs:
+            raise ConfigError(_no_pair(dropped))
+        return pairs
+
+    def train_pairs(self, pairs: Sequence[Pair]) -> None:
+        """Learn from the given pairs. Those without reference scores are scored once and kept in the run folder.
+
+        Raises ConfigError when there is none.
+        """
+        if not pairs:
+            raise ConfigError(_no_pair({}))
+        self.begin(trajectory for pair in pairs for trajectory in (pair.chosen, pair.rejected))
+        self.fit(self.items(self._scored(pairs)))
+
+    def _scored(self, pairs: Sequence[Pair]) -> list[Pair]:
+        if all(is_scored(pair.chosen) and is_scored(pair.rejected) for pair in pairs):
+            return list(pairs)
+        folder = self._folder / "pairs"
+        if folder.exists():
+            kept = read_pairs(folder)
+            if [_ids(pair) for pair in kept] != [_ids(pair) for pair in pairs]:
+                raise CheckpointError(f"{folder} holds the scores of other pairs: choose a new output_dir")
+            return kept
+        model: Any = self._reference or self.policy.model
+        accelerator = self.accelerator
+        rank, world = accelerator.process_index, accelerator.num_processes
+        adapters_off = self.args.lora is not None and self.reference == "initial"
+        with accelerator.autocast(), model.disable_adapter() if adapters_off else nullcontext():
+            mine = score_pairs(
+                model,
+                pairs[rank::world],
+                batch_size=2 * self.args.per_device_train_batch_size,
+                include_end_of_turn=self.include_end_of_turn,
+            )
+        if world > 1:
+            shares = gather_object([mine])
+            mine = [shares[i % world][i // world] for i in range(len(pairs))]
+        if accelerator.is_main_process:
+            write_pairs(folder, mine)
+        accelerator.wait_for_everyone()
+        return mine
+
+    @property
+    def _folder(self) -> Path:
+        return self.output_dir / f"iteration-{self.state.iteration}"
+
+
+_DROPPED = {
+    "won": ("were won", "raise num_tasks or samples_per_task"),
+    "no_tokens": ("left the policy no room for a response", "raise its max_context"),
+    "nothing_trainable": ("have no response to learn from", "look at sampled.jsonl"),
+    "empty_turn": ("have an empty response", "train the SFT policy longer"),
+    "env_error": ("ended in a failure of the environment", "see their errors in sampled.jsonl"),
+    "aborted": ("were broken off", "sample them again"),
+    "tie": ("scored as high as the expert", "raise num_tasks or samples_per_task"),
+    "repetitive": ("repeat an action too often", "raise max_repeats"),
+    "overlong": ("are too long", "raise max_rejected_tokens"),
+    "no_expert": ("are of tasks that the expert did not win", "raise num_tasks or the environment's max_episode_steps"),
+}
+"""What the counts of :func:`build_pairs` mean, and the remedy when nothing else is left."""
+
+
+def _no_pair(dropped: Mapping[str, int]) -> str:
+    """Why there is no pair: the counts, and what to do about the most frequent reason."""
+    reasons = sorted(dropped, key=lambda reason: -dropped[reason])
+    counts = ", ".join(f"{dropped[reason]} {_DROPPED[reason][0]}" for reason in reasons)
+    found = (
+        f"of {sum(dropped.values())} sampled episodes {counts}; {_DROPPED[reasons[0]][1]}" if reasons else "none given"
+    )
+    return f"there is no pair to learn from: {found}"
+
+
+def _ids(pair: Pair) -> tuple[list[list[int]], list[list[int]]]:
+    return pair.chosen.sequences, pair.rejected.sequences
