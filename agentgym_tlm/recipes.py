@@ -131,12 +131,14 @@ class TinyRecipe(NamedTuple):
     num_tasks: int | None = None
     noise: float = 0.12
     num_train_epochs: float = 1.0
+    learning_rate: float = 2e-3
+    layers: int = 4
 
 
 _TINY = {
     "ALFWorld-v0": TinyRecipe(max_episode_steps=25, num_tasks=5000),
     "ScienceWorld-v0": TinyRecipe(noise=0.0, num_train_epochs=8.0),
-    "HotpotQA-v0": TinyRecipe(num_train_epochs=3.0),
+    "HotpotQA-v0": TinyRecipe(num_train_epochs=3.0, learning_rate=4e-3, layers=3),
 }
 
 
@@ -145,8 +147,9 @@ def _tiny(envs: EnvArgs) -> ExperimentConfig:
     return ExperimentConfig(
         envs=replace(envs, max_episode_steps=recipe.max_episode_steps),
         expert=ExpertArguments(num_tasks=recipe.num_tasks, noise=recipe.noise),
+        tiny=TinyArguments(layers=recipe.layers),
         sft=SFTArguments(
-            learning_rate=2e-3,
+            learning_rate=recipe.learning_rate,
             per_device_train_batch_size=4,
             num_train_epochs=recipe.num_train_epochs,
             warmup_ratio=0.05,
