@@ -2,9 +2,8 @@
 
     python scripts/benchmark/seeds.py runs/embedded/seed*
 
-Each run folder is one seed. The difference is that of success, taken seed by seed, on the same tasks; its interval is
-Student's t over the seeds. Where an environment's score is more than its success, the table has its mean, too. Needs
-scipy (extra ``dev``).
+Each run folder is one seed. The difference is taken seed by seed, on the same tasks; its interval is Student's t over
+the seeds. Needs scipy (extra ``dev``).
 """
 
 from __future__ import annotations
@@ -28,13 +27,8 @@ def main() -> None:
     for folder in folders:
         for result in read_results(folder / "results.json"):
             results[result.split][result.label].append(result)
-    everything = [result for by_label in results.values() for found in by_label.values() for result in found]
-    scored = any(not math.isclose(result.mean_score, result.success.value) for result in everything)
-    header = ["split", "policy", "success % [95% CI] per seed", "mean", "mean turns", "invalid actions %", "difference"]
-    if scored:
-        header.insert(4, "mean score")
-    print("|", " | ".join(header), "|")
-    print("|", " | ".join("---" for _ in header), "|")
+    print("| split | policy | success % [95% CI] per seed | mean | mean turns | invalid actions % | difference |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for split, by_label in results.items():
         before = next(iter(by_label.values()))
         for label, found in by_label.items():
@@ -47,8 +41,6 @@ def main() -> None:
                 f"{100 * fmean(result.invalid_action_rate for result in found):.1f}",
                 "" if found is before else difference(before, found),
             ]
-            if scored:
-                cells.insert(4, f"{100 * fmean(result.mean_score for result in found):.1f}")
             print("|", " | ".join(cells), "|")
 
 
