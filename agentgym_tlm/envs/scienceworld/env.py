@@ -36,7 +36,7 @@ class ScienceWorldEnv(TextEnv):
 
     ## Description
     ScienceWorld (Wang et al., 2022, arXiv:2203.07540) has 30 kinds of tasks with 7,207 variations in all. They are
-    played by its own simulator, a Java program, from the package ``scienceworld`` (1.2.3 or newer; the extra of the
+    played by its own simulator, a Java program, from the package ``scienceworld`` (1.2.3, before 1.3; the extra of the
     same name brings Java along). All environments of a process share one Java process, which starts with the first
     ``reset`` and ends with Python; each is as if it were alone. ``env.unwrapped.manifest`` lists the tasks in a fixed
     order, with a hash: ids such as ``boil/0`` name task and variation, since the order of ScienceWorld's own numbering

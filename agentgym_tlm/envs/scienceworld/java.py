@@ -17,6 +17,8 @@ from pathlib import Path
 
 from agentgym_tlm.errors import ConfigError, DependencyError
 
+FRONT_JAR = Path(__file__).with_name("front.jar")
+"""What of the simulator we have written anew: the sources are in ``front/``, compiled by ``scripts/build_front.sh``."""
 _EXTRA = "pip install 'agentgym-tlm[scienceworld]'"
 
 
@@ -58,15 +60,18 @@ def java_version(java: str) -> str:
 
 
 def simulator_jar() -> Path:
-    """ScienceWorld's program. Raises DependencyError when the package is not installed, or older than 1.2.3.
+    """ScienceWorld's program. Raises DependencyError when the package is not installed, or another than 1.2.
 
-    Before, ``openContainers`` did nothing, and looking at a door or wiring a thing to itself showed an error.
+    Before 1.2.3, ``openContainers`` did nothing, and looking at a door or wiring a thing to itself showed an error.
+    Later ones may list things in another order, and may not fit what we have written anew.
     """
     spec = importlib.util.find_spec("scienceworld")
     if spec is None or spec.origin is None:
         raise DependencyError(f"ScienceWorld-v0 needs the package scienceworld: {_EXTRA}")
-    if tuple(map(int, re.findall(r"\d+", version("scienceworld"))[:3])) < (1, 2, 3):
-        raise DependencyError(f"ScienceWorld-v0 needs scienceworld 1.2.3 or newer, not {version('scienceworld')}")
+    if not (1, 2, 3) <= tuple(map(int, re.findall(r"\d+", version("scienceworld"))[:3])) < (1, 3):
+        raise DependencyError(
+            f"ScienceWorld-v0 needs scienceworld>=1.2.3,<1.3, not {version('scienceworld')}: {_EXTRA}"
+        )
     return Path(spec.origin).with_name("scienceworld.jar")
 
 

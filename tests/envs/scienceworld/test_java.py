@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from agentgym_tlm.envs.scienceworld.java import find_java, java_version
+from agentgym_tlm.envs.scienceworld.java import FRONT_JAR, find_java, java_version
 from agentgym_tlm.errors import ConfigError, DependencyError
 
 
@@ -65,3 +66,13 @@ def test_version(tmp_path: Path) -> None:
         java_version(str(program(tmp_path / "b", output="hello")))
     with pytest.raises(DependencyError, match="does not run as Java"):
         java_version(str(tmp_path / "c"))
+
+
+def test_shipped_classes_are_those_of_the_sources() -> None:
+    """Who reads or changes ``front/`` must know what runs: ``scripts/build_front.sh`` puts both into the jar."""
+    with zipfile.ZipFile(FRONT_JAR) as jar:
+        packed = {name: jar.read(name) for name in jar.namelist() if name.endswith(".java")}
+        classes = {Path(name).stem for name in jar.namelist() if name.endswith(".class")}
+    sources = {f"agentgym_tlm/{file.name}": file.read_bytes() for file in FRONT_JAR.with_suffix("").glob("*.java")}
+    assert packed == sources
+    assert classes == {Path(name).stem for name in sources}
