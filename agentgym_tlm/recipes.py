@@ -2,8 +2,10 @@
 
 The defaults of every option are the tlm-DRE paper's for 7B models. ``tiny`` learns from scratch and has its own, found
 by search on held-out training tasks of ALFWorld: a thousand times the learning rate, small batches, many fresh episodes
-instead of epochs, and bfloat16 autocast. The other environments take them over with the epochs that their fewer tasks
-need; they were not searched.
+instead of epochs, and bfloat16 autocast. For HotpotQA and ScienceWorld, which have fewer training tasks and need several
+epochs, only depth (2 to 4 layers), learning rate (2e-3 to 8e-3) and batch (2 to 8) were searched, by the loss on held-out
+training tasks in the first epoch: three layers and 4e-3 learn as much per update as four and 2e-3, or more, in three
+quarters of the time. ScienceWorld is evaluated on 200 tasks of each split, since its simulator takes most of the time.
 """
 
 from __future__ import annotations
@@ -133,11 +135,12 @@ class TinyRecipe(NamedTuple):
     num_train_epochs: float = 1.0
     learning_rate: float = 2e-3
     layers: int = 4
+    evaluated_tasks: int | None = None
 
 
 _TINY = {
     "ALFWorld-v0": TinyRecipe(max_episode_steps=25, num_tasks=5000),
-    "ScienceWorld-v0": TinyRecipe(noise=0.0, num_train_epochs=8.0),
+    "ScienceWorld-v0": TinyRecipe(noise=0.0, num_train_epochs=10.0, learning_rate=4e-3, layers=3, evaluated_tasks=200),
     "HotpotQA-v0": TinyRecipe(num_train_epochs=3.0, learning_rate=4e-3, layers=3),
 }
 
@@ -164,5 +167,5 @@ def _tiny(envs: EnvArgs) -> ExperimentConfig:
             num_tasks=256,
             n_slots=128,
         ),
-        evaluation=EvaluationArguments(n_slots=128),
+        evaluation=EvaluationArguments(num_tasks=recipe.evaluated_tasks, n_slots=128),
     )
