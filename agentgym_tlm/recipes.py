@@ -2,10 +2,11 @@
 
 The defaults of every option are the tlm-DRE paper's for 7B models. ``tiny`` learns from scratch and has its own, found
 by search on held-out training tasks of ALFWorld: a thousand times the learning rate, small batches, many fresh episodes
-instead of epochs, and bfloat16 autocast. HotpotQA and ScienceWorld have fewer training tasks and need several epochs. For
-them, depth (3 and 4 layers), learning rate (2e-3 to 8e-3) and batch (2, 4 and 8) were searched by the loss on held-out
-training tasks within the first epoch: three layers at 4e-3 learn at least as much per update as four at 2e-3, in three
-quarters of the time. Of ScienceWorld, 200 tasks of each split are evaluated: its simulator takes most of the time.
+instead of epochs, and bfloat16 autocast. HotpotQA and ScienceWorld have fewer training tasks and need several epochs.
+For them, depth (3 and 4 layers), learning rate (2e-3 to 8e-3) and batch (2, 4 and 8) were searched by the loss on
+held-out training tasks within the first epoch: three layers at 4e-3 learn at least as much per update as four at 2e-3,
+in three quarters of the time. Of ScienceWorld, 200 tasks of each split are evaluated: its simulator takes most of the
+time.
 """
 
 from __future__ import annotations
