@@ -34,6 +34,16 @@ def test_gives_composed_responses_back(words: list[str]) -> None:
     assert _round_trip(response) == response
 
 
+def test_a_word_is_the_same_piece_after_a_bracket_as_after_a_space() -> None:
+    """Copying a name from a text into an action would otherwise have to be learnt anew for every word."""
+    texts = ["I search the 12 The Grey Widow.", "Action: Search[The Grey Widow]", "Finish[12]", "['no'] [] [ [the] ["]
+    tokenizer = build_tokenizer(texts)
+    for text in texts:
+        assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+    assert tokenizer.tokenize("Search[The Grey]")[-4:-1] == ["\ue000", *tokenizer.tokenize(" The Grey")]
+    assert tokenizer.decode(tokenizer.convert_tokens_to_ids(["\ue000", "Action"])) == "[Action"
+
+
 def test_numbers_are_spelled_in_digits() -> None:
     """So that a number never seen in training can be read and written."""
     assert TOKENIZER.tokenize("You lamp 1203") == ["You", " lamp", " 1", "2", "0", "3"]

@@ -19,6 +19,7 @@ from agentgym_tlm.envs.hotpotqa.wiki import Encyclopedia, Suggestions, clean_tit
 
 _QUOTED_WORDS = 30
 """Of a fact, in a thought."""
+_VAIN = "That does not help."
 
 
 @dataclass
@@ -75,15 +76,19 @@ class Oracle:
         return thought, self._do(plan.kind, plan.argument, plan.stop)
 
     def mistake(self, observation: str, rng: np.random.Generator) -> tuple[str, str] | None:
-        """A misspelt title, a page that does not help, or a keyword that the page lacks; None if steps are short."""
+        """Half a title, a page that does not help, or a keyword that the page lacks; None if steps are short.
+
+        All in words that episodes have anyway: misspelt ones would only make a vocabulary larger.
+        """
         self._take_in(observation)
         if self.max_steps is not None and self.max_steps - self._steps < self._steps_needed() + 1:
             return None
-        options = list(self._mistakes(rng))
+        options = list(self._mistakes(observation, rng))
         if not options:
             return None
         plan = options[int(rng.integers(len(options)))]
-        self._news.append("That does not help.")
+        if _VAIN not in self._news:
+            self._news.append(_VAIN)
         return plan.thought, self._do(plan.kind, plan.argument, None)
 
     def _do(self, kind: str, argument: str, stop: _Stop | None) -> str:
@@ -141,21 +146,30 @@ class Oracle:
         best = min(ranks, key=ranks.__getitem__)
         return best, ranks[best]
 
-    def _mistakes(self, rng: np.random.Generator) -> Iterator[_Plan]:
+    def _mistakes(self, observation: str, rng: np.random.Generator) -> Iterator[_Plan]:
         plan = self._plan()
-        if plan.kind == "search" and plan.stop is not None:
-            wrong = _misspelt(plan.argument, rng)
-            found = self.encyclopedia.search(wrong)
-            if isinstance(found, Suggestions):
-                yield _Plan(f"I need to read about {without_explanation(wrong)}.", "search", wrong)
-                titles = [title for title in found.titles if title not in {stop.title for stop in self._route}]
-                if titles:
-                    yield _Plan(f"Perhaps {without_explanation(titles[0])} has to do with it.", "search", titles[0])
+        if plan.kind == "search":
+            half = plan.argument.rpartition(" ")[0]
+            if content_words(half) and isinstance(self.encyclopedia.search(half), Suggestions):
+                yield _Plan(f"I need to read about {half}.", "search", half)
+            named = self.encyclopedia.mentions(f"{self.question.question}\n{observation}")
+            for titles in (named, self._similar(plan.argument, rng)):
+                wrong = [title for title in titles if title not in {stop.title for stop in self._route}]
+                if wrong:
+                    title = wrong[int(rng.integers(len(wrong)))]
+                    yield _Plan(f"Perhaps {without_explanation(title)} has to do with it.", "search", title)
         if self._open is not None and self._open.page is not None and self.protocol == "react":
             text = " ".join(self._open.page.sentences).casefold()
-            missing = [word for word in content_words(self.question.question) if word not in text]
+            words = content_words(self.question.question)
+            missing = [word for word in words if word not in text and word in self.question.question]
             if missing:
-                yield _Plan(f"Perhaps the page says more about {missing[0]}.", "lookup", missing[0])
+                word = missing[int(rng.integers(len(missing)))]
+                yield _Plan(f"Perhaps the page says more about {word}.", "lookup", word)
+
+    def _similar(self, title: str, rng: np.random.Generator) -> tuple[str, ...]:
+        """Titles that are spelt much like ``title``."""
+        found = self.encyclopedia.search(_misspelt(title, rng))
+        return found.titles if isinstance(found, Suggestions) else ()
 
     @cached_property
     def _route(self) -> list[_Stop]:

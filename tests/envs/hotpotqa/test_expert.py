@@ -1,5 +1,7 @@
 """The scripted expert."""
 
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from agentgym_tlm.envs.hotpotqa.env import HotpotQAEnv
 from agentgym_tlm.envs.hotpotqa.expert import Oracle
 from agentgym_tlm.envs.hotpotqa.offline import OfflineWikipedia
 from agentgym_tlm.envs.hotpotqa.question import Question
+from agentgym_tlm.envs.hotpotqa.world import embedded_world
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.rollout import rollout
@@ -67,7 +70,7 @@ def test_thoughts_restate_what_was_found(library: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_expert_recovers_from_mistakes(library: Path, seed: int) -> None:
-    """After a misspelt title, a wrong page or a vain lookup, the facts are still read and the game won."""
+    """After half a title, a wrong page or a vain lookup, the facts are still read and the game won."""
     env = HotpotQAEnv("train", data_dir=library, max_episode_steps=12)
     rng = np.random.default_rng(seed)
     observation, info = env.reset(options={"task_id": "q2"})
@@ -82,6 +85,52 @@ def test_expert_recovers_from_mistakes(library: Path, seed: int) -> None:
     assert info["won"]
     for fact in ("The Glass Orchard is a novel by Orla Brandt.", "In 1970 Brandt moved to Vellmar.", "region of Sund."):
         assert any(fact in observation for observation in seen)
+
+
+def test_mistakes_are_plausible_and_misspell_nothing() -> None:
+    """Junk words would enlarge the vocabulary of a model that is made from its texts, and teach it nothing."""
+    pages = embedded_world().pages
+    titles = {page.title for page in pages}
+    env = HotpotQAEnv("train", max_episode_steps=None)
+    rng = np.random.default_rng(0)
+    kinds: Counter[str] = Counter()
+    for task_id in env.manifest.take(200):
+        observation, _ = env.reset(options={"task_id": task_id})
+        expert = env.expert()
+        for _ in range(3):
+            mistake = expert.mistake(observation, rng)
+            if mistake is not None:
+                match = re.fullmatch(r"(\w+)\[(.+)\]", mistake[1])
+                assert match is not None
+                if match[1] == "Lookup":
+                    assert match[2] in env.question.question
+                    kinds["word of the question that the page lacks"] += 1
+                elif match[2] in titles:
+                    assert match[2] not in {title for title, _ in env.question.supporting_facts}
+                    kinds["title of another page"] += 1
+                else:
+                    assert any(title.startswith(f"{match[2]} ") for title in titles)
+                    kinds["half a title"] += 1
+                observation, *_ = env.step(mistake[1])
+                assert (observation == "No more results.") == (match[1] == "Lookup")
+            observation, *_, info = env.step(expert.act(observation)[1])
+            if info["stop_reason"] is not None:
+                break
+    assert len(kinds) == 3
+    assert min(kinds.values()) > 50
+
+
+def test_several_mistakes_in_a_row_are_regretted_once(library: Path) -> None:
+    """Counting them would be the only thing to learn from saying it again."""
+    env = HotpotQAEnv("train", data_dir=library, max_episode_steps=12)
+    observation, _ = env.reset(options={"task_id": "q2"})
+    expert = env.expert()
+    for seed in range(3):
+        mistake = expert.mistake(observation, np.random.default_rng(seed))
+        assert mistake is not None
+        observation, *_ = env.step(mistake[1])
+    thought, _ = expert.act(observation)
+    assert thought.count("That does not help.") == 1
 
 
 def test_no_mistake_that_costs_the_answer(library: Path) -> None:
