@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 LEARNING_RATE = 1e-4
-EPOCHS = 3
+EPOCHS = 2
 BETA = 0.1
 
 
@@ -56,9 +56,9 @@ class Shape:
 
 SHAPES = {
     "tiny": Shape(vocab_size=1600, hidden_size=128, layers=4, prompt=90, observation=24, response=20, pairs=32),
-    "wide": Shape(vocab_size=151_936, hidden_size=256, layers=4),
+    "wide": Shape(vocab_size=151_936, hidden_size=256, layers=4, pairs=4),
     **{
-        f"wide-{turns}-turns": Shape(vocab_size=151_936, hidden_size=256, layers=4, turns=(turns, turns), pairs=4)
+        f"wide-{turns}-turns": Shape(vocab_size=151_936, hidden_size=256, layers=4, turns=(turns, turns), pairs=2)
         for turns in (10, 20, 40)
     },
 }
