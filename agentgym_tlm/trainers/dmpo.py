@@ -58,9 +58,7 @@ class DMPOArguments(PreferenceArguments):
 
 def turn_weights(turns: int, gamma: float, weighting: Weighting = "paper") -> list[float]:
     """φ(t, T) of the ``turns`` = T turns of a trajectory (Eq. 16), times γ^t for ``code``."""
-    phi = [
-        (turns - t) / turns if gamma == 1 else (1 - gamma ** (turns - t)) / (1 - gamma**turns) for t in range(turns)
-    ]
+    phi = [(turns - t) / turns if gamma == 1 else (1 - gamma ** (turns - t)) / (1 - gamma**turns) for t in range(turns)]
     return phi if weighting == "paper" else [gamma**t * weight for t, weight in enumerate(phi)]
 
 

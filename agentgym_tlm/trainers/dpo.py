@@ -8,7 +8,7 @@ sampled; lp(y) is the sum of log-probs over all tokens that the policy produced 
 
 π_ref is the policy at the start of the iteration. Deviations:
 
-1. Failures are sampled anew in every iteration with the newest policy, as in ETO, but beta and the learning rate are the
+1. Failures are sampled anew in every iteration with the newest policy, as in ETO, but β and the learning rate are the
    same in all of them (ETO's script goes on with β = 0.5 and half the learning rate: a run of its own here).
 2. ETO's paper has a learning rate of 1e-6, three epochs and β = 0.1; these are the defaults. Its script explores
    greedily, so does the default temperature of 0.

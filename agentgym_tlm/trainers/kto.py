@@ -85,7 +85,7 @@ def kto_loss(
 
 
 def mismatched(prompt: Trajectory, response: Trajectory, max_context: int) -> Trajectory:
-    """What follows the prompt in ``response``, after the prompt of another trajectory, cut at ``max_context`` tokens."""
+    """What follows the prompt of ``response``, after another trajectory's prompt, cut at ``max_context`` tokens."""
     sequences, turns = [], []
     for number, ids in enumerate(response.sequences):
         members = [turn for turn in response.turns if turn.sequence == number and turn.span is not None]
