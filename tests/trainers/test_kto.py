@@ -108,14 +108,14 @@ def test_other_trajectory_is_of_another_task() -> None:
         draw_mismatched([episode([(2, 2)], seed=s) for s in range(2)], 100, 0)
 
 
-def data() -> list[Trajectory]:
-    return [episode([(4, 3), (5, 2)], seed=s, task=f"task{s}", won=s % 3 == 0) for s in range(6)]
+def data(failures: int = 4) -> list[Trajectory]:
+    return [episode([(4, 3), (5, 2)], seed=s, task=f"task{s}", won=s >= failures) for s in range(6)]
 
 
 @pytest.mark.parametrize("size", [6, 2])
 def test_reference_point_is_the_mean_over_the_update(tmp_path: Path, size: int) -> None:
     """Of all mismatched pairs of the update, however it is split, under the policy as it is now; at least 0."""
-    kto = trainer(tmp_path, per_device_train_batch_size=size, gradient_accumulation_steps=6 // size, max_steps=4)
+    kto = trainer(tmp_path, per_device_train_batch_size=size, gradient_accumulation_steps=6 // size, max_steps=6)
     found: list[float] = []
     expected: list[float] = []
     kto.on_log = lambda line: found.append(line["z_ref"]) if "z_ref" in line else None
@@ -131,11 +131,12 @@ def test_reference_point_is_the_mean_over_the_update(tmp_path: Path, size: int) 
         expected.append(max(0.0, sum(totals) / len(totals)))
         before(*args)  # type: ignore[arg-type]
 
-    drawn = score_reference(kto.policy.model, draw_mismatched(data(), kto.policy.max_context, kto.iteration_seed))
+    drawn = score_reference(kto.policy.model, draw_mismatched(data(failures=1), kto.policy.max_context, kto.iteration_seed))
     kto.before_update = watch  # type: ignore[method-assign]
-    kto.train_trajectories(data())
+    kto.train_trajectories(data(failures=1))
     assert found[0] == pytest.approx(0.0, abs=1e-5)
     assert found == pytest.approx(expected, abs=1e-4)
+    assert max(found) > 0.1
 
 
 def test_training_tells_wins_from_failures(tmp_path: Path) -> None:
