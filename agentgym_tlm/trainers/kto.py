@@ -35,6 +35,7 @@ from torch import Tensor
 
 from agentgym_tlm.batch import Example, TurnBatch, collate, untrainable_reason
 from agentgym_tlm.errors import CheckpointError, ConfigError
+from agentgym_tlm.pairs import Pair
 from agentgym_tlm.ranges import check_ranges
 from agentgym_tlm.trainers.base import Item, Metrics
 from agentgym_tlm.trainers.preference import PreferenceArguments, PreferenceTrainer
@@ -155,6 +156,11 @@ class KTOTrainer(PreferenceTrainer[KTOArguments]):
         dropped["won"] -= len(wins)
         self.log({f"dropped_{reason}": n for reason, n in sorted(dropped.items()) if n})
         return [*expert, *wins, *failures]
+
+    def train_pairs(self, pairs: Sequence[Pair]) -> None:
+        """Learn from both sides of the given pairs, from a trajectory of several pairs once."""
+        both = [trajectory for pair in pairs for trajectory in (pair.chosen, pair.rejected)]
+        self.train_trajectories(list({id(trajectory): trajectory for trajectory in both}.values()))
 
     def train_trajectories(self, trajectories: Sequence[Trajectory]) -> None:
         """Learn from the given wins and failures; their reference scores are kept in the run folder.

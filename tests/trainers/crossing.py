@@ -7,7 +7,7 @@ is one that is wrong about one colour and one material: who imitates both expert
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,9 @@ class _Expert:
         what = observation.rstrip(".").rsplit(" ", 1)[1]
         action = SIGNS[what] if what in SIGNS else BRIDGES[what]
         if self.confused and what in ("blue", "rope"):
-            action = next(other for options in COMMANDS.values() if action in options for other in options if other != action)
+            action = next(
+                other for options in COMMANDS.values() if action in options for other in options if other != action
+            )
         return f"It is {what}.", action
 
     def mistake(self, observation: str, rng: np.random.Generator) -> tuple[str, str] | None:
@@ -153,9 +155,7 @@ def sft_policy(folder: Path) -> LanguageModelPolicy:
         rollout(ExpertPolicy(format=TINY_FORMAT), "Crossing-v0", env_kwargs={"confused": confused})
         for confused in (False, True)
     )
-    policy = build_tiny(
-        tokenizer_texts([*right, *wrong]), hidden_size=32, layers=2, max_context=128, max_new_tokens=16
-    )
+    policy = build_tiny(tokenizer_texts([*right, *wrong]), hidden_size=32, layers=2, max_context=128, max_new_tokens=16)
     args = SFTArguments(
         output_dir=str(folder),
         learning_rate=1e-2,

@@ -11,7 +11,14 @@ from agentgym_tlm.logprobs import token_logprobs
 from agentgym_tlm.trainers.dil import DILArguments, Kernel, dil_loss
 from agentgym_tlm.trainers.tlm_dre import Kernel as TLMDREKernel
 from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, tlm_dre_loss
-from tests.trainers.test_tlm_dre import dil_repository_loss, gradients, hand_batch, hand_logprobs, model_pairs, pair_batch
+from tests.trainers.test_tlm_dre import (
+    dil_repository_loss,
+    gradients,
+    hand_batch,
+    hand_logprobs,
+    model_pairs,
+    pair_batch,
+)
 
 D_W, D_L = 0.34 / 5, -0.7 / 3
 """Mean log-ratios of the example's 5 chosen and 3 rejected tokens."""
@@ -70,5 +77,10 @@ def test_is_the_released_code_up_to_a_constant(kernel: Kernel) -> None:
 def test_defaults_are_the_sources() -> None:
     args = DILArguments()
     assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 128
-    assert (args.kernel, args.lr_scheduler_type, args.warmup_ratio, args.num_train_epochs) == ("lsif", "cosine", 0.1, 1.0)
+    assert (args.kernel, args.lr_scheduler_type, args.warmup_ratio, args.num_train_epochs) == (
+        "lsif",
+        "cosine",
+        0.1,
+        1.0,
+    )
     assert 3e-7 <= args.learning_rate <= 1e-6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from agentgym_tlm.batch import Example, TurnBatch, collate
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError
-from agentgym_tlm.pairs import score_reference
+from agentgym_tlm.pairs import Pair, score_reference
 from agentgym_tlm.trainers.kto import KTOArguments, KTOTrainer, draw_mismatched, kto_loss, mismatched
 from agentgym_tlm.trajectory import Trajectory
 from tests.trainers.toys import episode, tiny_policy
@@ -131,7 +132,9 @@ def test_reference_point_is_the_mean_over_the_update(tmp_path: Path, size: int) 
         expected.append(max(0.0, sum(totals) / len(totals)))
         before(*args)  # type: ignore[arg-type]
 
-    drawn = score_reference(kto.policy.model, draw_mismatched(data(failures=1), kto.policy.max_context, kto.iteration_seed))
+    drawn = score_reference(
+        kto.policy.model, draw_mismatched(data(failures=1), kto.policy.max_context, kto.iteration_seed)
+    )
     kto.before_update = watch  # type: ignore[method-assign]
     kto.train_trajectories(data(failures=1))
     assert found[0] == pytest.approx(0.0, abs=1e-5)
@@ -146,6 +149,16 @@ def test_training_tells_wins_from_failures(tmp_path: Path) -> None:
     kto.train_trajectories(data())
     assert lines[0] == pytest.approx(0.0, abs=1e-5)
     assert lines[-1] > 0.1
+
+
+def test_pairs_are_taken_apart(tmp_path: Path) -> None:
+    """An expert's win that is the better side of two pairs is one win."""
+    win, *failures = data(failures=2)[::-1]
+    kto = trainer(tmp_path, max_steps=1)
+    lines: list[Mapping[str, float]] = []
+    kto.on_log = lines.append
+    kto.train_pairs([Pair(win, failure) for failure in failures[-2:]])
+    assert (lines[0]["desirable"], lines[0]["trajectories"]) == (1, 3)
 
 
 @pytest.mark.parametrize(

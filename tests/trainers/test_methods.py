@@ -1,4 +1,4 @@
-"""What holds for every trainer there is: it solves a small world, and an update is what its loss says, however it is cut.
+"""What holds for every trainer: it solves a small world, and an update is what its loss says, however it is cut.
 
 A new entry in ``METHODS`` is tested here without another word; ``LEARNING`` may say how it learns best.
 """

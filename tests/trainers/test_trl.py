@@ -25,9 +25,7 @@ datasets = pytest.importorskip("datasets", reason="TRL's datasets is not install
 KINDS = ("qwen2", "llama")
 BETA = 0.3
 CHOSEN = [episode([(3 + i, 2 + i)], seed=i, task=f"task{i}", won=True) for i in range(4)]
-REJECTED = [
-    episode([(3 + i, 5 - i)], seed=20 + i, task=f"task{i}") for i in range(4)
-]
+REJECTED = [episode([(3 + i, 5 - i)], seed=20 + i, task=f"task{i}") for i in range(4)]
 for better, worse in zip(CHOSEN, REJECTED, strict=True):  # a pair has one prompt
     ((start, _),) = [turn.span for turn in better.turns if turn.span]
     worse.sequences = [better.sequences[0][:start] + worse.sequences[0][start:]]
