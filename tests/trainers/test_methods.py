@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from agentgym_tlm.batch import Example, collate
+from agentgym_tlm.cli import main
+from agentgym_tlm.evaluate import read_results
 from agentgym_tlm.logprobs import TokenLogprobs, token_logprobs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.trainers.args import LoraArguments, TrainingArguments
@@ -34,6 +36,9 @@ LEARNING: dict[str, dict[str, Any]] = {
     "dmpo": {"learning_rate": 1e-4},
 }
 """What differs from the options of :func:`trainer_for`: losses of summed log-probs need smaller steps."""
+
+SHORT = ("--evaluation.num-tasks", "2", "--max-episode-steps", "6", "--data-dir", "embedded")
+"""Options of the main job for an evaluation of seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -247,3 +252,28 @@ def test_stopped_run_ends_as_one_that_was_not(name: str, sft_folder: Path, tmp_p
                 trainer.train()
     for expected, found in zip(whole.policy.model.parameters(), trainer.policy.model.parameters(), strict=True):
         assert torch.equal(expected, found)
+
+
+@pytest.fixture(scope="module")
+def alfworld_sft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SFT policy of a shrunken main job on ALFWorld-v0's embedded default."""
+    folder = tmp_path_factory.mktemp("alfworld")
+    options = "--trainer sft --expert.num-tasks 24 --tiny.hidden-size 32 --tiny.layers 1 --tiny.intermediate-size 64"
+    assert main(["train", *options.split(), *SHORT, "--output-dir", str(folder)]) == 0
+    return folder / "sft" / "policy"
+
+
+@pytest.mark.parametrize(
+    "lora", [pytest.param(False, marks=pytest.mark.slow, id="full"), pytest.param(True, id="lora")]
+)
+@pytest.mark.parametrize("name", METHODS)
+def test_main_job_on_alfworld(name: str, lora: bool, alfworld_sft: Path, tmp_path: Path) -> None:
+    """``agentgym-tlm train --trainer NAME`` samples, learns, evaluates, with all weights and with adapters."""
+    options = [f"--{name}.lora.r", "8"] if lora else []
+    if any(field.name == "num_tasks" for field in fields(METHODS[name].arguments)):
+        options += [f"--{name}.num-tasks", "8"]
+    command = ["train", "--trainer", name, "--sft-policy", str(alfworld_sft), "--output-dir", str(tmp_path / "run")]
+    assert main([*command, *options, *SHORT]) == 0
+    results = read_results(tmp_path / "run" / "results.json")
+    assert [result.label for result in results] == ["sft", "sft", name, name]
+    assert (tmp_path / "run" / name / "adapter").is_dir() == lora
