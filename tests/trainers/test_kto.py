@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from agentgym_tlm.batch import Example, TurnBatch, collate
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.pairs import Pair, score_reference
+from agentgym_tlm.trainers.base import Item
 from agentgym_tlm.trainers.kto import KTOArguments, KTOTrainer, draw_mismatched, kto_loss, mismatched
 from agentgym_tlm.trajectory import Trajectory
 from tests.trainers.toys import episode, tiny_policy
@@ -122,7 +123,7 @@ def test_reference_point_is_the_mean_over_the_update(tmp_path: Path, size: int) 
     kto.on_log = lambda line: found.append(line["z_ref"]) if "z_ref" in line else None
     before = kto.before_update
 
-    def watch(*args: object) -> None:
+    def watch(parts: Sequence[Sequence[Item]], shares: Sequence[float]) -> None:
         again = score_reference(kto.policy.model, drawn)
         totals = [
             math.fsum(sum(turn.ref_logprobs or []) for turn in new.turns)
@@ -130,7 +131,7 @@ def test_reference_point_is_the_mean_over_the_update(tmp_path: Path, size: int) 
             for new, old in zip(again, drawn, strict=True)
         ]
         expected.append(max(0.0, sum(totals) / len(totals)))
-        before(*args)  # type: ignore[arg-type]
+        before(parts, shares)
 
     drawn = score_reference(
         kto.policy.model, draw_mismatched(data(failures=1), kto.policy.max_context, kto.iteration_seed)

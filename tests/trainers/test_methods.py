@@ -5,7 +5,7 @@ A new entry in ``METHODS`` is tested here without another word; ``LEARNING`` may
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from agentgym_tlm.logprobs import TokenLogprobs, token_logprobs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.trainers.args import LoraArguments, TrainingArguments
 from agentgym_tlm.trainers.base import Item, Trainer
-from agentgym_tlm.trainers.methods import METHODS
+from agentgym_tlm.trainers.methods import METHODS, Method
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
 from tests.trainers.crossing import ENVS, sft_policy, won
 
@@ -53,7 +53,7 @@ def sft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trainer_for(name: str, policy: Path, folder: Path, **options: Any) -> Trainer[Any]:
     """The trainer of a name on the small world; options that its arguments do not have are left out."""
-    arguments, kind = (SFTArguments, SFTTrainer) if name == "sft" else METHODS[name]
+    arguments, kind = Method(SFTArguments, SFTTrainer) if name == "sft" else METHODS[name]
     defaults = {
         "learning_rate": 3e-4,
         "lr_scheduler_type": "constant_with_warmup",
@@ -208,8 +208,13 @@ def test_model_without_its_adapters_stays_the_reference(name: str, sft_folder: P
     trainer = trainer_for(name, sft_folder, tmp_path, **options)
     kept: list[Item] = []
     fit = trainer.fit
+
+    def keep(items: Sequence[Item]) -> None:
+        kept.extend(items)
+        fit(items)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "fit", lambda items: (kept.extend(items), fit(items)))
+        patch.setattr(trainer, "fit", keep)
         trainer.train()
     model: Any = trainer.policy.model
     before = LanguageModelPolicy.load(sft_folder, device="cpu").model
