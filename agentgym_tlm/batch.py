@@ -39,6 +39,7 @@ class Example:
 
     rows: tuple[Row, ...]
     turn_weights: npt.NDArray[np.float32]
+    won: bool
 
     @property
     def length(self) -> int:
@@ -66,7 +67,7 @@ class Example:
             for sequence in range(len(trajectory.sequences))
             if (row := _encode_sequence(trajectory, sequence)) is not None
         )
-        return cls(rows=rows, turn_weights=weights.astype(np.float32))
+        return cls(rows=rows, turn_weights=weights.astype(np.float32), won=trajectory.won)
 
 
 def untrainable_reason(trajectory: Trajectory) -> str | None:
@@ -109,6 +110,7 @@ class TurnBatch:
     loss_mask: Tensor  # [B, L] bool: produced by the policy in a turn that may be trained on
     trajectory_index: Tensor  # [B] int64 in [0, M)
     turn_weights: Tensor  # [M, T] float32, 0 where a trajectory has no such turn
+    won: Tensor  # [M] bool
     groups: tuple[tuple[int, int, int], ...]
     ref_logprobs: Tensor | None = None  # [B, L] float32
     old_logprobs: Tensor | None = None  # [B, L] float32
@@ -170,6 +172,7 @@ def collate(*groups: Sequence[Example]) -> TurnBatch:
         loss_mask=torch.from_numpy(loss_mask),
         trajectory_index=torch.tensor([index for index, _ in rows]),
         turn_weights=torch.from_numpy(turn_weights),
+        won=torch.tensor([example.won for example in examples]),
         groups=_blocks(groups),
         ref_logprobs=_pad([row.ref_logprobs for _, row in rows], shape),
         old_logprobs=_pad([row.old_logprobs for _, row in rows], shape),

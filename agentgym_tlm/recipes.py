@@ -26,7 +26,7 @@ from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.methods import METHODS, option_group
 from agentgym_tlm.trainers.sft import SFTArguments
 
-TrainerName = Literal["sft", "tlm-dre"]
+TrainerName = Literal["sft", "dpo", "dmpo", "dil", "kto", "tlm-dre"]
 ConfigT = TypeVar("ConfigT", bound="ExperimentConfig")
 
 
@@ -171,6 +171,10 @@ _TINY_PAIRS = {
     "n_slots": 128,
 }
 _TINY_METHODS: dict[str, dict[str, Any]] = {
+    "dpo": {**_TINY_PAIRS, "temperature": 1.0, "num_train_epochs": 1.0},
+    "dmpo": {**_TINY_PAIRS, "num_train_epochs": 1.0},
+    "dil": _TINY_PAIRS,
+    "kto": _TINY_PAIRS,
     "tlm-dre": _TINY_PAIRS,
 }
 

@@ -120,6 +120,10 @@ class Trainer(ABC, Generic[ArgsT]):
     def units(self, item: Item) -> int:
         """How much one item weighs in the mean that :meth:`loss` takes."""
 
+    def before_update(self, parts: Sequence[Sequence[Item]], shares: Sequence[float]) -> None:
+        """See what an update is about to learn from: this process's micro-batches, and their shares of its units."""
+        del parts, shares
+
     def evaluate(self) -> dict[str, float]:
         """Play on held-out tasks, log and return the result. Raises ConfigError when no evaluation was given."""
         if self._evaluate is None:
@@ -210,11 +214,13 @@ class Trainer(ABC, Generic[ArgsT]):
             started = time.perf_counter()
             members, micro_batches = plan.update(state.fit_step)
             total = sum(units[i] for i in members)
-            for number, indices in enumerate(micro_batches):
-                last = number == len(micro_batches) - 1
+            parts = [[items[i] for i in indices or members[:1]] for indices in micro_batches]
+            shares = [sum(units[i] for i in indices) / total for indices in micro_batches]
+            self.before_update(parts, shares)
+            for number, (part, share) in enumerate(zip(parts, shares, strict=True)):
+                last = number == len(parts) - 1
                 with nullcontext() if last else accelerator.no_sync(self._module):
-                    batch = collate(*zip(*[items[i] for i in indices or members[:1]], strict=True))
-                    share = sum(units[i] for i in indices) / total
+                    batch = collate(*zip(*part, strict=True))
                     self._backward(batch.to(accelerator.device), share, window)
             window["grad_norm"] += accelerator.clip_grad_norm_(self._module.parameters(), args.max_grad_norm)
             window["learning_rate"] += self._scheduler.get_last_lr()[0]

@@ -126,7 +126,7 @@ def data_fingerprint(examples: Iterable[Example]) -> str:
     """Hash of everything in the examples that reaches a loss."""
     digest = hashlib.sha256()
     for example in examples:
-        digest.update(example.turn_weights.tobytes())
+        digest.update(example.turn_weights.tobytes() + bytes([example.won]))
         for row in example.rows:
             for array in (row.input_ids, row.turn_ids, row.loss_mask, row.ref_logprobs, row.old_logprobs):
                 digest.update(b"-" if array is None else array.tobytes())

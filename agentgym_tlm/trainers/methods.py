@@ -6,6 +6,10 @@ from typing import Any, NamedTuple
 
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Trainer
+from agentgym_tlm.trainers.dil import DILArguments, DILTrainer
+from agentgym_tlm.trainers.dmpo import DMPOArguments, DMPOTrainer
+from agentgym_tlm.trainers.dpo import DPOArguments, DPOTrainer
+from agentgym_tlm.trainers.kto import KTOArguments, KTOTrainer
 from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
 
 
@@ -17,6 +21,10 @@ class Method(NamedTuple):
 
 
 METHODS: dict[str, Method] = {
+    "dpo": Method(DPOArguments, DPOTrainer),
+    "dmpo": Method(DMPOArguments, DMPOTrainer),
+    "dil": Method(DILArguments, DILTrainer),
+    "kto": Method(KTOArguments, KTOTrainer),
     "tlm-dre": Method(TLMDREArguments, TLMDRETrainer),
 }
 """``sft`` is none of these: it is where they all start."""

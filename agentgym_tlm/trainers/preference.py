@@ -8,6 +8,7 @@ has a folder, ``iteration-<i>``, with the sampled episodes and the scored pairs.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ from torch import Tensor
 from agentgym_tlm.batch import Example
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError
-from agentgym_tlm.pairs import Pair, build_pairs, is_scored, read_pairs, score_pairs, write_pairs
+from agentgym_tlm.pairs import Pair, build_pairs, is_scored, read_pairs, score_reference, write_pairs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
 from agentgym_tlm.trainers.collect import expert_play, play, sampling_at, within_context
+from agentgym_tlm.trajectory import Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +125,14 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
     def train(self) -> None:
         """Sample with the policy, pair its failures with the expert, learn; ``num_iterations`` times."""
         while True:
-            self.train_pairs(self.collect())
+            self.train_iteration()
             if self.state.iteration + 1 == self.args.num_iterations:
                 return
             self.state.iteration += 1
+
+    def train_iteration(self) -> None:
+        """Sample, pair, learn, once."""
+        self.train_pairs(self.collect())
 
     def collect(self) -> list[Pair]:
         """Scored pairs of the current iteration, from the run folder if they are there already."""
@@ -137,6 +143,14 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
         self.claim_folder(self._folder.name)
         if folder.exists():
             return read_pairs(folder)
+        pairs, dropped = self.pair(*self.play())
+        self.log({f"dropped_{reason}": n for reason, n in sorted(dropped.items())})
+        if not pairs:
+            raise ConfigError(_no_pair(dropped))
+        return pairs
+
+    def play(self) -> tuple[list[Trajectory], list[Trajectory]]:
+        """The expert's wins on the training tasks, and what the policy samples there in the current iteration."""
         args = self.args
         tasks = self.envs.manifest("train").take(args.num_tasks)
         path = self.output_dir / "expert.jsonl"
@@ -155,7 +169,12 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
                 n_slots=args.n_slots,
                 progress=self.on_rollout,
             )
-        pairs, dropped = build_pairs(
+        return expert, sampled
+
+    def pair(self, expert: Sequence[Trajectory], sampled: Sequence[Trajectory]) -> tuple[list[Pair], Counter[str]]:
+        """:func:`build_pairs` with the filters of the arguments."""
+        args = self.args
+        return build_pairs(
             expert,
             sampled,
             max_pairs_per_task=args.max_pairs_per_task,
@@ -163,10 +182,6 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
             max_rejected_tokens=args.max_rejected_tokens,
             max_extra_turns=args.max_extra_turns,
         )
-        self.log({f"dropped_{reason}": n for reason, n in sorted(dropped.items())})
-        if not pairs:
-            raise ConfigError(_no_pair(dropped))
-        return pairs
 
     def train_pairs(self, pairs: Sequence[Pair]) -> None:
         """Learn from the given pairs. Those without reference scores are scored once and kept in the run folder.
@@ -187,24 +202,28 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
             if [_ids(pair) for pair in kept] != [_ids(pair) for pair in pairs]:
                 raise CheckpointError(f"{folder} holds the scores of other pairs: choose a new output_dir")
             return kept
+        scored = self.score([trajectory for pair in pairs for trajectory in (pair.chosen, pair.rejected)])
+        both = [Pair(chosen, rejected) for chosen, rejected in zip(scored[::2], scored[1::2], strict=True)]
+        if self.accelerator.is_main_process:
+            write_pairs(folder, both)
+        self.accelerator.wait_for_everyone()
+        return both
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Copies with the log-probs of the reference; every process scores its share."""
         model: Any = self._reference or self.policy.model
         accelerator = self.accelerator
         rank, world = accelerator.process_index, accelerator.num_processes
+        share = slice(len(trajectories) * rank // world, len(trajectories) * (rank + 1) // world)
         adapters_off = self.args.lora is not None and self.reference == "initial"
         with accelerator.autocast(), model.disable_adapter() if adapters_off else nullcontext():
-            mine = score_pairs(
+            mine = score_reference(
                 model,
-                pairs[rank::world],
+                trajectories[share],
                 batch_size=2 * self.args.per_device_train_batch_size,
                 include_end_of_turn=self.include_end_of_turn,
             )
-        if world > 1:
-            shares = gather_object([mine])
-            mine = [shares[i % world][i // world] for i in range(len(pairs))]
-        if accelerator.is_main_process:
-            write_pairs(folder, mine)
-        accelerator.wait_for_everyone()
-        return mine
+        return mine if world == 1 else list(gather_object(mine))
 
     @property
     def _folder(self) -> Path:
