@@ -23,7 +23,7 @@ from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.methods import METHODS, option_group
 from agentgym_tlm.trainers.sft import SFTArguments
 
-TrainerName = Literal["sft", "tlm-dre"]
+TrainerName = Literal["sft", "tlm-dre", "nat", "coh"]
 ConfigT = TypeVar("ConfigT", bound="ExperimentConfig")
 
 
@@ -169,6 +169,15 @@ _TINY_PAIRS = {
 }
 _TINY_METHODS: dict[str, dict[str, Any]] = {
     "tlm-dre": _TINY_PAIRS,
+    "nat": {
+        "learning_rate": 5e-4,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "mixed_precision": "bf16",
+        "num_tasks": 256,
+        "n_slots": 128,
+    },
+    "coh": {**_TINY_PAIRS, "learning_rate": 5e-4, "per_device_train_batch_size": 4},
 }
 
 

@@ -14,6 +14,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from agentgym_tlm.decorations import DECORATIONS
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.prompt import ReactFormat
@@ -27,7 +28,7 @@ _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-_ALWAYS = "Thought: Action:\nAction: 00123456789 0 1 2 3 4 5 6 7 8 9"
+_ALWAYS = "\n".join(["Thought: Action:\nAction: 00123456789 0 1 2 3 4 5 6 7 8 9", *DECORATIONS])
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s"
 
 
@@ -41,7 +42,7 @@ def tokenizer_texts(trajectories: Iterable[Trajectory]) -> Iterator[str]:
 
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Word-level tokenizer of every piece in ``texts``, digits and the tags of the prompt format.
+    """Word-level tokenizer of every piece in ``texts``, digits, the tags of the prompt format and its decorations.
 
     The vocabulary does not depend on the order of the texts. Raises ConfigError when there is no text at all.
     """

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Trainer
+from agentgym_tlm.trainers.coh import CoHArguments, CoHTrainer
+from agentgym_tlm.trainers.nat import NATArguments, NATTrainer
 from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
 
 
@@ -18,6 +20,8 @@ class Method(NamedTuple):
 
 METHODS: dict[str, Method] = {
     "tlm-dre": Method(TLMDREArguments, TLMDRETrainer),
+    "nat": Method(NATArguments, NATTrainer),
+    "coh": Method(CoHArguments, CoHTrainer),
 }
 """``sft`` is none of these: it is where they all start."""
 

@@ -25,7 +25,7 @@ from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
-from agentgym_tlm.trainers.collect import expert_play, play, sampling_at, within_context
+from agentgym_tlm.trainers.collect import expert_play, play, sampling_at, training_tasks, within_context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +88,11 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
     """Learns from pairs of expert trajectories and the policy's own failures; see :class:`Trainer`.
 
     An algorithm is a :meth:`loss` over batches of pairs, chosen trajectories first. ``reference`` says whose log-probs
-    are π_ref: those of the policy as it was given, or as it was at the start of the current iteration.
+    are π_ref: those of the policy as it was given, or as it was at the start of the current iteration; None: nobody's.
     """
 
     dropout = False
-    reference: ClassVar[Literal["initial", "iteration"]] = "iteration"
+    reference: ClassVar[Literal["initial", "iteration"] | None] = "iteration"
 
     def __init__(
         self,
@@ -138,11 +138,11 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
         if folder.exists():
             return read_pairs(folder)
         args = self.args
-        tasks = self.envs.manifest("train").take(args.num_tasks)
+        given = self.expert_episodes
+        tasks = training_tasks(self.envs, args.num_tasks, given)
         path = self.output_dir / "expert.jsonl"
-        expert = within_context(
-            expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed), self.policy.max_context
-        )
+        played = expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed, given=given)
+        expert = within_context(played, self.policy.max_context)
         with sampling_at(self.policy, args.temperature):
             sampled = play(
                 self.accelerator,
@@ -191,13 +191,15 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
         accelerator = self.accelerator
         rank, world = accelerator.process_index, accelerator.num_processes
         adapters_off = self.args.lora is not None and self.reference == "initial"
-        with accelerator.autocast(), model.disable_adapter() if adapters_off else nullcontext():
-            mine = score_pairs(
-                model,
-                pairs[rank::world],
-                batch_size=2 * self.args.per_device_train_batch_size,
-                include_end_of_turn=self.include_end_of_turn,
-            )
+        mine = list(pairs[rank::world])
+        if self.reference is not None:
+            with accelerator.autocast(), model.disable_adapter() if adapters_off else nullcontext():
+                mine = score_pairs(
+                    model,
+                    mine,
+                    batch_size=2 * self.args.per_device_train_batch_size,
+                    include_end_of_turn=self.include_end_of_turn,
+                )
         if world > 1:
             shares = gather_object([mine])
             mine = [shares[i % world][i // world] for i in range(len(pairs))]
