@@ -29,8 +29,10 @@ ConfigT = TypeVar("ConfigT", bound="ExperimentConfig")
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertArguments:
-    """What the policy imitates."""
+    """What the policy imitates: the environment's expert, or the episodes of a file."""
 
+    file: Path | None = None
+    """Imitate these instead: a turn log, ETO, AgentTraj or messages file; num_tasks and noise have no meaning then."""
     num_tasks: int | None = None
     """Training tasks that the expert plays, evenly spaced over the manifest; None: all."""
     noise: float = 0.12
