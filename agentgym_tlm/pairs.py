@@ -75,15 +75,6 @@ def build_pairs(
     return pairs, dropped
 
 
-def unusable_reason(trajectory: Trajectory) -> str | None:
-    """Why nothing is learnt from an episode, whatever its score: ``untrainable_reason``, aborted, empty_turn."""
-    if trajectory.stop_reason is StopReason.ABORTED:
-        return "aborted"
-    if any(not turn.response.strip() for turn in trajectory.turns):
-        return "empty_turn"
-    return untrainable_reason(trajectory)
-
-
 def _unusable(sampled: Trajectory, expert: Trajectory | None) -> str | None:
     """Why a sampled trajectory makes no pair with the expert's."""
     if sampled.won and (expert is None or expert.won):
@@ -93,6 +84,15 @@ def _unusable(sampled: Trajectory, expert: Trajectory | None) -> str | None:
     if expert is None:
         return "no_expert"
     return "tie" if sampled.score == expert.score and sampled.won == expert.won else None
+
+
+def unusable_reason(sampled: Trajectory) -> str | None:
+    """Why nothing can be learnt from a sampled trajectory, whatever its outcome; None if something can."""
+    if sampled.stop_reason is StopReason.ABORTED:
+        return "aborted"
+    if any(not turn.response.strip() for turn in sampled.turns):
+        return "empty_turn"
+    return untrainable_reason(sampled)
 
 
 def _ordered(expert: Trajectory, sampled: Trajectory) -> Pair:
