@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple
 
 from rich.console import Console
+from rich.table import Table
 
 import agentgym_tlm
 from agentgym_tlm import ENV_IDS
@@ -18,6 +19,7 @@ from agentgym_tlm.commands.envs import columns, manifests
 from agentgym_tlm.envs.base import TaskManifest
 from agentgym_tlm.envs.scienceworld.java import find_java, java_version
 from agentgym_tlm.errors import AgentGymError
+from agentgym_tlm.ranges import COUNT, check_ranges
 
 REQUIRED = ("torch", "transformers", "accelerate", "gymnasium")
 OPTIONAL = {
@@ -49,8 +51,21 @@ class Finding(NamedTuple):
 class Doctor:
     """Check what is installed, which data is found, and the device; exit code 0 when the main job can run."""
 
+    model: str | None = None
+    """Instead: estimate the memory that training this model takes; a folder (config.json is enough) or a hub id."""
+    tokens: int = 8192
+    """For --model: tokens per forward pass and device."""
+    devices: int = 1
+    """For --model: devices that share weights, gradients and optimizer state (FSDP, ZeRO-3)."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, tokens=COUNT, devices=COUNT)
+
     def run(self) -> int:
         """Print the report; 1 when there is a problem."""
+        if self.model is not None:
+            Console(highlight=False).print(_memory_table(self.model, self.tokens, self.devices))
+            return 0
         report = findings()
         console = Console(highlight=False, soft_wrap=True, markup=False)
         for finding, line in zip(report, columns([(f.status, f.what, f.found) for f in report]), strict=True):
@@ -64,6 +79,30 @@ class Doctor:
             return 1
         console.print("The main job can run.", style="green")
         return 0
+
+
+def _memory_table(model: str, tokens: int, devices: int) -> Table:
+    """Estimates for the ways to train a model; see :mod:`agentgym_tlm.memory`."""
+    from agentgym_tlm.memory import GIB, count_weights, training_memory
+    from agentgym_tlm.policies.loading import load_config
+
+    config = load_config(model)
+    table = Table(
+        title=f"{model}: {count_weights(config) / 1e9:.2f} billion weights, {tokens:,} tokens per forward pass"
+        + (f", on each of {devices} devices" if devices > 1 else ""),
+        caption="GiB, estimated; bfloat16 autocast, float32 weights",
+    )
+    for column in ("trained", "weights", "gradients", "AdamW", "activations", "logits", "total"):
+        table.add_column(column, justify="left" if column == "trained" else "right")
+    for trained, options in (
+        ("all weights", {}),
+        ("all weights, gradient checkpointing", {"gradient_checkpointing": True}),
+        ("LoRA r=16, gradient checkpointing", {"gradient_checkpointing": True, "lora_r": 16}),
+    ):
+        found = training_memory(config, tokens=tokens, shards=devices, **options)
+        parts = (found.weights, found.gradients, found.optimizer, found.activations, found.logits, found.total)
+        table.add_row(trained, *(f"{part / GIB:.1f}" for part in parts))
+    return table
 
 
 def findings() -> list[Finding]:

@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging
 
 from agentgym_tlm.errors import DataError
@@ -44,6 +51,15 @@ def no_progress_bar() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+def load_config(name: str | os.PathLike[str]) -> PretrainedConfig:
+    """The shape of the model of a folder or hub id. Raises DataError when it cannot be read."""
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(name)
+    except _UNREADABLE as error:
+        raise _broken("configuration", name, error) from error
+    return config
 
 
 def load_model(name: str | os.PathLike[str], dtype: torch.dtype | str) -> Any:
