@@ -6,10 +6,10 @@ from; pretrained models can read any.
 
 from __future__ import annotations
 
-QUALITY_SUFFIXES = ("Solve the task incorrectly.", "Solve the task correctly.")
+TWO_CLASSES = ("[Incorrect]", "[Correct]")
 """Whether the episode was won (NAT's two classes, in words of our own)."""
-QUALITY_PREFIXES = ("[Totally Incorrect]", "[Mostly Incorrect]", "[Mostly Correct]", "[Correct]")
+FOUR_CLASSES = ("[Totally Incorrect]", "[Mostly Incorrect]", "[Mostly Correct]", "[Correct]")
 """Classes of the episode's score: 0, below 0.4, below 1, 1 (NAT's for HotpotQA, where the score is F1)."""
 HINDSIGHT_MARKERS = ("An unsuccessful attempt:", "A successful attempt:")
 """Which of two episodes of a task it is (chain of hindsight, in words of our own)."""
-DECORATIONS = (*QUALITY_SUFFIXES, *QUALITY_PREFIXES, *HINDSIGHT_MARKERS)
+DECORATIONS = (*TWO_CLASSES, *FOUR_CLASSES, *HINDSIGHT_MARKERS)

@@ -17,7 +17,7 @@ import torch
 
 from agentgym_tlm.cli import main
 from agentgym_tlm.config import load
-from agentgym_tlm.decorations import HINDSIGHT_MARKERS, QUALITY_SUFFIXES
+from agentgym_tlm.decorations import HINDSIGHT_MARKERS, TWO_CLASSES
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError, DataError
 from agentgym_tlm.evaluate import EvalResult, read_results
@@ -239,7 +239,7 @@ def test_evaluation_asks_a_conditional_policy_for_success(finished: Path, tmp_pa
         evaluation=EvaluationArguments(num_tasks=2),
     )
     run(config)
-    wanted = {"nat": QUALITY_SUFFIXES[1], "coh": HINDSIGHT_MARKERS[1]}[trainer]
+    wanted = {"nat": TWO_CLASSES[1], "coh": HINDSIGHT_MARKERS[1]}[trainer]
     for label, expected in (("sft", False), (trainer, True)):
         policy = LanguageModelPolicy.load(finished / "sft" / "policy")
         for played in read_trajectories(tmp_path / "run" / "trajectories" / f"{label}-valid_seen.jsonl"):

@@ -6,8 +6,8 @@ over the N tokens that the policy or the expert produced in all episodes k of an
 message is decorated by d with the quality q_k of the episode, so that the policy learns from failures without learning
 to fail; at test time it is always told to do well. Decorations:
 
-    two-class    a suffix: solve the task correctly, if the episode was won; incorrectly, if not
-    four-class   a prefix by the score s (F1 on HotpotQA): [Totally Incorrect] s = 0, [Mostly Incorrect] s < 0.4,
+    two-class    [Correct] if the episode was won, [Incorrect] if not
+    four-class   by the score s (F1 on HotpotQA): [Totally Incorrect] s = 0, [Mostly Incorrect] s < 0.4,
                  [Mostly Correct] s < 1, [Correct] s = 1
     none         no decoration: the ablation NUT
 
@@ -17,7 +17,8 @@ Deviations:
    The paper trains a pretrained model on episodes that another model sampled, one or two negatives for each positive.
 2. Episodes that ran into the step limit are negatives, too (in ALFWorld there are no others); the paper's code keeps
    finished ones only. ``max_repeats`` leaves out those that only repeat themselves.
-3. The wording of the two classes is our own; a decoration is a paragraph of its own before or after the task's text.
+3. The two classes, in words of our own, stand before the task like the four; in the paper, which has them in
+   mathematics, they end the question. There, they cost a small policy what it knew of reading the task.
 4. N counts the tokens of the whole update, as in SFT. Learning rate, epochs, batch of 64 and schedule are the paper's.
 """
 
@@ -31,7 +32,7 @@ from typing import Literal
 from torch import Tensor
 
 from agentgym_tlm.batch import Example, TurnBatch
-from agentgym_tlm.decorations import QUALITY_PREFIXES, QUALITY_SUFFIXES
+from agentgym_tlm.decorations import FOUR_CLASSES, TWO_CLASSES
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.pairs import repeats, unusable_reason
 from agentgym_tlm.ranges import COUNT, check_ranges
@@ -43,6 +44,7 @@ from agentgym_tlm.trainers.sft import sft_loss
 from agentgym_tlm.trajectory import Trajectory
 
 Decoration = Literal["two-class", "four-class", "none"]
+_PREFIXES: dict[Decoration, tuple[str, ...]] = {"two-class": TWO_CLASSES, "four-class": FOUR_CLASSES, "none": ("",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,7 @@ class NATArguments(TrainingArguments):
 
 
 def quality_class(score: float) -> int:
-    """Index into ``QUALITY_PREFIXES`` of a score (F1) in [0, 1]."""
+    """Index into ``FOUR_CLASSES`` of a score (F1) in [0, 1]."""
     return (score > 0) + (score >= 0.4) + (score >= 1)
 
 
@@ -99,10 +101,7 @@ class NATTrainer(Trainer[NATArguments]):
 
     def renderers(self) -> list[Renderer]:
         """One per class of quality, the best one last. Raises ConfigError when the tokenizer cannot tell them apart."""
-        renderer = self.policy.renderer
-        if self.decoration == "two-class":
-            return [renderer.decorated(suffix=text) for text in QUALITY_SUFFIXES]
-        return [renderer.decorated(prefix=text) for text in (QUALITY_PREFIXES if self.decoration != "none" else ("",))]
+        return [self.policy.renderer.decorated(prefix=prefix) for prefix in _PREFIXES[self.decoration]]
 
     def quality(self, trajectory: Trajectory) -> int:
         """Class of an episode: which of :meth:`renderers` is its."""

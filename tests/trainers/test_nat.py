@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentgym_tlm.decorations import QUALITY_PREFIXES, QUALITY_SUFFIXES
+from agentgym_tlm.decorations import FOUR_CLASSES, TWO_CLASSES
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
@@ -74,20 +74,17 @@ def test_every_episode_says_what_it_is(tmp_path: Path) -> None:
     won, lost = encoded(trainer, 2, won=True), encoded(trainer, 2, won=False, stop_reason=StopReason.MAX_STEPS)
     trainer.train_trajectories([*won, *lost])
     assert len(seen) == 4
-    for text, suffix in zip(seen, [QUALITY_SUFFIXES[1]] * 2 + [QUALITY_SUFFIXES[0]] * 2, strict=True):
-        first = text.partition("<|end|>")[0]
-        assert first.endswith(f"\n\n{suffix}")
-        assert sum(other in text for other in QUALITY_SUFFIXES) == 1
+    assert [text.partition("\n\n")[0] for text in seen] == [f"<|user|>[{x}orrect]" for x in ("C", "C", "Inc", "Inc")]
 
 
-def test_prefixes_stand_before_the_task(tmp_path: Path) -> None:
+def test_prefix_says_the_score(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, decoration="four-class")
     seen = seen_by(trainer)
     given = encoded(trainer, 4)
     for trajectory, score in zip(given, (0.0, 0.2, 0.5, 1.0), strict=True):
         trajectory.score = score
     trainer.train_trajectories(given)
-    assert [text.partition("\n\n")[0] for text in seen] == [f"<|user|>{prefix}" for prefix in QUALITY_PREFIXES]
+    assert [text.partition("\n\n")[0] for text in seen] == [f"<|user|>{prefix}" for prefix in FOUR_CLASSES]
 
 
 def test_default_is_four_class_on_hotpotqa_alone(tmp_path: Path) -> None:
@@ -129,7 +126,7 @@ def test_saved_policy_asks_for_success(tmp_path: Path) -> None:
     trainer.train()
     evaluate(LanguageModelPolicy.load(trainer.save(), device="cpu"))
     assert len(prompts) == 2  # while training, and as it was saved
-    assert all(prompt.endswith(f"{QUALITY_SUFFIXES[1]}<|end|><|assistant|>") for prompt in prompts)
+    assert all(prompt.startswith("<|user|>[Correct]\n\nYou are in the hall.") for prompt in prompts)
 
 
 def played_prompt(policy: LanguageModelPolicy, trajectory: Trajectory) -> str:
@@ -144,7 +141,7 @@ def test_samples_come_from_the_undecorated_policy(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path)
     trainer.train()
     for trajectory in read_trajectories(tmp_path / "sampled.jsonl"):
-        assert not any(text in played_prompt(trainer.policy, trajectory) for text in QUALITY_SUFFIXES)
+        assert not any(text in played_prompt(trainer.policy, trajectory) for text in TWO_CLASSES)
 
 
 def test_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
@@ -160,7 +157,7 @@ def test_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 def test_adapters(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, lora=LoraArguments(r=2), learning_rate=1e-2)
     trainer.train()
-    assert LanguageModelPolicy.load(trainer.save(), device="cpu").format.suffix == QUALITY_SUFFIXES[1]
+    assert LanguageModelPolicy.load(trainer.save(), device="cpu").format.prefix == TWO_CLASSES[1]
 
 
 def test_what_cannot_be_learnt_from_is_left_out_and_counted(tmp_path: Path) -> None:
@@ -175,7 +172,7 @@ def test_what_cannot_be_learnt_from_is_left_out_and_counted(tmp_path: Path) -> N
     for turn in stuck[0].turns:
         turn.action = "look"
     lengths = sorted(len(t.sequences[0]) for t in good)
-    trainer.policy.max_context = lengths[-1] + 5  # the decoration has more tokens than that
+    trainer.policy.max_context = lengths[-1] + 4  # the decoration has 5
     trainer.train_trajectories([*good, *broken, *stuck])
     assert len(seen) == 2 == lines[0]["positives"]
     assert (lines[0]["dropped_env_error"], lines[0]["dropped_repetitive"], lines[0]["dropped_beyond_context"]) == (
@@ -192,6 +189,6 @@ def test_words_that_the_tokenizer_does_not_know_are_an_error(tmp_path: Path) -> 
     trainer = trainer_in(tmp_path)
     tokenizer = build_tokenizer(["nothing"])
     known = Renderer(tokenizer, trainer.policy.format)
-    assert known.decorated(suffix=QUALITY_SUFFIXES[0]).format.suffix == QUALITY_SUFFIXES[0]
+    assert known.decorated(prefix=TWO_CLASSES[0]).format.prefix == TWO_CLASSES[0]
     with pytest.raises(ConfigError, match=r"does not know all words of 'Be quick\.'"):
         known.decorated(prefix="Be quick.")
