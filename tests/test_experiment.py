@@ -243,5 +243,6 @@ def test_evaluation_asks_a_conditional_policy_for_success(finished: Path, tmp_pa
     for label, expected in (("sft", False), (trainer, True)):
         policy = LanguageModelPolicy.load(finished / "sft" / "policy")
         for played in read_trajectories(tmp_path / "run" / "trajectories" / f"{label}-valid_seen.jsonl"):
-            text = policy.tokenizer.decode(played.sequences[0][: played.turns[0].span[0]])  # type: ignore[index]
-            assert (wanted in text) == expected  # type: ignore[operator]
+            assert played.turns[0].span is not None
+            text = str(policy.tokenizer.decode(played.sequences[0][: played.turns[0].span[0]]))
+            assert (wanted in text) == expected

@@ -240,17 +240,15 @@ def test_dpo_row_splits_after_the_first_message() -> None:
 
 def test_trl_learns_the_same_tokens(tmp_path: Path) -> None:
     """TRL's SFTTrainer, given the exported rows, has a loss on our tokens and no others."""
-    pytest.importorskip("trl", reason="trl is not installed: pip install trl")
-    from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
-
+    trl: Any = pytest.importorskip("trl", reason="trl is not installed: pip install trl")
+    datasets: Any = pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
     policy = tiny_policy()
     encoded = [policy.renderer.encode_trajectory(trajectory) for trajectory in expert_trajectories()[:3]]
     rows = [row for trajectory in encoded for row in sft_rows(trajectory)]
-    trainer = SFTTrainer(
+    trainer = trl.SFTTrainer(
         policy.model,
-        args=SFTConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, max_length=None, bf16=False),
-        train_dataset=Dataset.from_list(rows),
+        args=trl.SFTConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, max_length=None, bf16=False),
+        train_dataset=datasets.Dataset.from_list(rows),
         processing_class=policy.tokenizer,
     )
     batch = trainer.data_collator([trainer.train_dataset[i] for i in range(3)])

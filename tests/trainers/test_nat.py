@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from agentgym_tlm.policies.tiny import build_tokenizer
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.rollout import rollout
 from agentgym_tlm.trainers.args import LoraArguments
+from agentgym_tlm.trainers.base import Item
 from agentgym_tlm.trainers.nat import NATArguments, NATTrainer, quality_class
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
 from agentgym_tlm.trajectory import StopReason, Trajectory, read_trajectories
@@ -54,8 +56,12 @@ def weights(trainer: NATTrainer) -> torch.Tensor:
 def seen_by(trainer: NATTrainer) -> list[str]:
     """The texts that the trainer would learn from, in the order in which it was given them."""
     seen: list[str] = []
-    tokenizer = trainer.policy.tokenizer
-    trainer.fit = lambda items: seen.extend(tokenizer.decode(i[0].rows[0].input_ids.tolist()) for i in items)  # type: ignore[method-assign]
+
+    def fit(items: Sequence[Item]) -> None:
+        for (example,) in items:
+            seen.append(str(trainer.policy.tokenizer.decode(example.rows[0].input_ids.tolist())))
+
+    trainer.fit = fit  # type: ignore[method-assign]
     return seen
 
 
