@@ -1,6 +1,6 @@
 """The main job: imitate the expert, align, and evaluate before and after, in one resumable run folder.
 
-1. The environment's expert plays training tasks, with injected mistakes from which it recovers.
+1. The environment's expert plays training tasks, with injected mistakes from which it recovers; or a file is read.
 2. SFT: the policy imitates the episodes that the expert won; the mistakes themselves are never trained on.
 3. The SFT policy is evaluated on every evaluation split.
 4. The trainer goes on from the SFT policy (tlm-DRE: sample, pair the failures with the expert, learn).
@@ -22,6 +22,7 @@ goes on with ``resume`` and ends with the same numbers:
 from __future__ import annotations
 
 import platform
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -34,9 +35,10 @@ from accelerate import PartialState
 
 import agentgym_tlm
 from agentgym_tlm.config import differences, dump, load
-from agentgym_tlm.errors import CheckpointError
+from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.evaluate import EvalResult, write_results
 from agentgym_tlm.files import to_json, write_text
+from agentgym_tlm.formats import read_expert, summary
 from agentgym_tlm.policies import load_language_model
 from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
@@ -48,10 +50,11 @@ from agentgym_tlm.rollout import RolloutProgress, logged_rollout, rollout
 from agentgym_tlm.trainers.args import RUN_INDEPENDENT
 from agentgym_tlm.trainers.base import Trainer
 from agentgym_tlm.trainers.checkpoint import latest_checkpoint
-from agentgym_tlm.trainers.collect import sampling_at
+from agentgym_tlm.trainers.collect import sampling_at, training_tasks
 from agentgym_tlm.trainers.methods import METHODS, option_group
+from agentgym_tlm.trainers.preference import PreferenceTrainer
 from agentgym_tlm.trainers.sft import SFTTrainer
-from agentgym_tlm.trajectory import Trajectory
+from agentgym_tlm.trajectory import Trajectory, read_trajectories, write_trajectories
 
 Rollouts = Callable[[str], AbstractContextManager[Callable[[RolloutProgress], None]]]
 """Shows the progress of one named rollout, e.g. :func:`agentgym_tlm.progress.rollout_progress`."""
@@ -83,16 +86,20 @@ class Experiment:
 
         Policies are passed from stage to stage through their folders, so that a resumed run is no different. Raises
         CheckpointError when the folder holds another run, this one and ``resume`` is off, or none and it is on; and
-        ConfigError for a policy that cannot be loaded, before anything is written.
+        ConfigError or DataError for a policy or expert file that is of no use, before anything is written.
         """
         config = self.config
         sft_policy = config.sft_policy or self.folder / "sft" / "policy"
         pretrained = self._pretrained(sft_policy)
+        given = self._read_expert()
         with PartialState().main_process_first():
             self._open_folder()
+            if given is not None and not self._expert_log.exists():
+                self._expert_log.parent.mkdir(exist_ok=True)
+                write_trajectories(self._expert_log, given)
         if not sft_policy.is_dir():
             self._imitate(pretrained)
-        del pretrained  # the stages below load what they need
+        del pretrained, given  # the stages below load what they need
         results = self._evaluate(LanguageModelPolicy.load(sft_policy), "sft")
         if config.trainer != "sft":
             trained = self.folder / config.trainer / "policy"
@@ -165,13 +172,41 @@ class Experiment:
     def _imitate(self, pretrained: LanguageModelPolicy | None) -> None:
         """SFT on the expert's wins, from scratch without a pretrained policy."""
         config, folder = self.config, self.folder / "sft"
-        played = self._play_expert(TINY_FORMAT if pretrained is None else pretrained.format)
+        played = self._given_expert() or self._play_expert(TINY_FORMAT if pretrained is None else pretrained.format)
         expert = [trajectory for trajectory in played if trajectory.won]
         policy = pretrained or self._build_tiny(expert)
         args = replace(config.sft, output_dir=str(folder), seed=config.seed)
         trainer = SFTTrainer(policy, config.envs, args, evaluate=self._monitor)
         encoded = [policy.renderer.encode_trajectory(trajectory) for trajectory in expert]
         self._fit(trainer, lambda: trainer.train_trajectories(encoded))
+
+    @property
+    def _expert_log(self) -> Path:
+        return self.folder / "trajectories" / "expert.jsonl"
+
+    def _read_expert(self) -> list[Trajectory] | None:
+        """Won episodes of the expert file, unless the run has a copy; warns of what is left out.
+
+        Raises DataError for a file that cannot be read, ConfigError for one that is of no use to the trainer.
+        """
+        config, file = self.config, self.config.expert.file
+        if file is None or self._expert_log.exists():
+            return None
+        episodes, broken = read_expert(file, config.envs.manifest("train"))
+        wins = [trajectory for trajectory in episodes if trajectory.won]
+        if not wins:
+            raise ConfigError(f"{file} holds no episode that was won: there is nothing to imitate")
+        if config.trainer != "sft" and issubclass(METHODS[config.trainer].trainer, PreferenceTrainer):
+            training_tasks(config.envs, None, wins)
+        if broken:
+            warnings.warn(f"{file}: {len(broken)} records are left out: {summary(broken)}", stacklevel=2)
+        if len(wins) < len(episodes):
+            warnings.warn(f"{file}: {len(episodes) - len(wins)} episodes that were not won are left out", stacklevel=2)
+        return wins
+
+    def _given_expert(self) -> list[Trajectory] | None:
+        """The run's copy of the expert file; None when the environment's expert plays."""
+        return None if self.config.expert.file is None else list(read_trajectories(self._expert_log))
 
     def _play_expert(self, format: ReactFormat) -> list[Trajectory]:
         config = self.config
@@ -182,7 +217,7 @@ class Experiment:
     def _build_tiny(self, expert: Sequence[Trajectory]) -> LanguageModelPolicy:
         shape = self.config.tiny
         return build_tiny(
-            tokenizer_texts(expert),
+            (*tokenizer_texts(expert), *self.config.prompt_words),
             hidden_size=shape.hidden_size,
             layers=shape.layers,
             heads=shape.heads,
@@ -195,7 +230,9 @@ class Experiment:
         """The trainer that goes on from the SFT policy."""
         config, folder = self.config, str(self.folder / self.config.trainer)
         args = replace(config.method, output_dir=folder, seed=config.seed)
-        return METHODS[config.trainer].trainer(policy, config.envs, args, evaluate=self._monitor)
+        trainer = METHODS[config.trainer].trainer(policy, config.envs, args, evaluate=self._monitor)
+        trainer.expert_episodes = self._given_expert()
+        return trainer
 
     def _fit(self, trainer: Trainer[Any], train: Callable[[], None]) -> None:
         """Train, going on from the newest checkpoint if there is one, and save the policy to ``policy/``."""

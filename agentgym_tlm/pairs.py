@@ -61,7 +61,7 @@ def build_pairs(
             pair = _ordered(best[task], trajectory)
             if max_extra_turns is not None:
                 pair = Pair(pair.chosen, _cut(pair.rejected, len(pair.chosen.turns) + max_extra_turns))
-            if max_repeats is not None and _repeats(trajectory) > max_repeats:
+            if max_repeats is not None and repeats(trajectory) > max_repeats:
                 reason = "repetitive"
             elif max_rejected_tokens is not None and sum(map(len, pair.rejected.sequences)) > max_rejected_tokens:
                 reason = "overlong"
@@ -79,15 +79,20 @@ def _unusable(sampled: Trajectory, expert: Trajectory | None) -> str | None:
     """Why a sampled trajectory makes no pair with the expert's."""
     if sampled.won and (expert is None or expert.won):
         return "won"
-    if sampled.stop_reason is StopReason.ABORTED:
-        return "aborted"
-    if any(not turn.response.strip() for turn in sampled.turns):
-        return "empty_turn"
-    if (reason := untrainable_reason(sampled)) is not None:
+    if (reason := unusable_reason(sampled)) is not None:
         return reason
     if expert is None:
         return "no_expert"
     return "tie" if sampled.score == expert.score and sampled.won == expert.won else None
+
+
+def unusable_reason(sampled: Trajectory) -> str | None:
+    """Why nothing can be learnt from a sampled trajectory, whatever its outcome; None if something can."""
+    if sampled.stop_reason is StopReason.ABORTED:
+        return "aborted"
+    if any(not turn.response.strip() for turn in sampled.turns):
+        return "empty_turn"
+    return untrainable_reason(sampled)
 
 
 def _ordered(expert: Trajectory, sampled: Trajectory) -> Pair:
@@ -97,7 +102,7 @@ def _ordered(expert: Trajectory, sampled: Trajectory) -> Pair:
     return Pair(expert, sampled)
 
 
-def _repeats(trajectory: Trajectory) -> int:
+def repeats(trajectory: Trajectory) -> int:
     """How often one action occurs in a row, at most."""
     return max(len(list(run)) for _, run in groupby(turn.action for turn in trajectory.turns))
 

@@ -77,17 +77,21 @@ class ReactFormat:
     """Thought and action, full history; see the module docstring for what it parses.
 
     ``instructions`` opens the first message; "" leaves it out, for models trained on the environment's own texts.
+    ``prefix`` and ``suffix`` stand before and after the task, such as the quality that a policy was trained to aim at.
     """
 
     instructions: str = DEFAULT_INSTRUCTIONS
+    prefix: str = ""
+    suffix: str = ""
 
     name = "react"
 
     def first_message(self, instruction: str, observation: str) -> str:
         """User message that opens an episode; names the task unless the observation already does."""
-        parts = [self.instructions, observation]
+        parts = [self.instructions, self.prefix, observation]
         if instruction not in observation:
             parts.append(f"Your task is to: {instruction}")
+        parts.append(self.suffix)
         return "\n\n".join(part.strip() for part in parts if part.strip())
 
     def observation_message(self, observation: str) -> str:

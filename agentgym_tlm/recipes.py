@@ -26,14 +26,16 @@ from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.methods import METHODS, option_group
 from agentgym_tlm.trainers.sft import SFTArguments
 
-TrainerName = Literal["sft", "dpo", "dmpo", "dil", "kto", "tlm-dre"]
+TrainerName = Literal["sft", "dpo", "dmpo", "dil", "kto", "tlm-dre", "nat", "coh"]
 ConfigT = TypeVar("ConfigT", bound="ExperimentConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertArguments:
-    """What the policy imitates."""
+    """What the policy imitates: the environment's expert, or the episodes of a file."""
 
+    file: Path | None = None
+    """Imitate these instead: a turn log, ETO, AgentTraj or messages file; num_tasks and noise have no meaning then."""
     num_tasks: int | None = None
     """Training tasks that the expert plays, evenly spaced over the manifest; None: all."""
     noise: float = 0.12
@@ -146,6 +148,11 @@ class ExperimentConfig:
             )
         return arguments
 
+    @property
+    def prompt_words(self) -> tuple[str, ...]:
+        """Texts that the trainer will put into prompts."""
+        return () if self.trainer == "sft" else self.method.prompt_words
+
     def with_method(self: ConfigT, **changes: Any) -> ConfigT:
         """A copy with other options of the trainer."""
         group: dict[str, Any] = {option_group(self.trainer): replace(self.method, **changes)}
@@ -176,6 +183,15 @@ _TINY_METHODS: dict[str, dict[str, Any]] = {
     "dil": _TINY_PAIRS,
     "kto": _TINY_PAIRS,
     "tlm-dre": _TINY_PAIRS,
+    "nat": {
+        "learning_rate": 5e-4,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "mixed_precision": "bf16",
+        "num_tasks": 256,
+        "n_slots": 128,
+    },
+    "coh": {**_TINY_PAIRS, "learning_rate": 5e-4, "per_device_train_batch_size": 4},
 }
 
 

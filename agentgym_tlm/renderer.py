@@ -14,12 +14,13 @@ this way, because it rewrites or drops parts of earlier turns, is refused.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
-from agentgym_tlm.errors import TemplateError
+from agentgym_tlm.errors import ConfigError, TemplateError, TrajectoryError
 from agentgym_tlm.prompt import ReactFormat
 from agentgym_tlm.trajectory import Trajectory
 
@@ -167,6 +168,65 @@ class Renderer:
         encoded.sequences = [ids]
         encoded.prompt_format = self.format.name
         return encoded
+
+    def decorated(self, *, prefix: str = "", suffix: str = "") -> Renderer:
+        """The renderer of the same template and format with another prefix and suffix.
+
+        Raises ConfigError when they have words that the tokenizer does not know: a model could not tell them apart.
+        """
+        unknown = self.tokenizer.unk_token_id
+        for text in (prefix, suffix):
+            if unknown is not None and unknown in self._encode(text):
+                raise ConfigError(
+                    f"the policy's tokenizer does not know all words of {text!r}: train the policy in a run with the "
+                    "trainer that uses them, which adds them to a tiny policy's vocabulary, or take a pretrained model"
+                )
+        other = copy.copy(self)
+        other.format = replace(self.format, prefix=prefix, suffix=suffix)
+        return other
+
+    def reprompt(self, trajectory: Trajectory, *, after: Trajectory | None = None) -> Trajectory:
+        """Copy of a trajectory with tokens that begins with the first message of this renderer's format.
+
+        Everything behind that message, the responses included, keeps its ids; log-probs and confidence, which were
+        those given another prompt, are dropped. With ``after``, an episode that has tokens, the copy is one sequence of
+        both: the other episode, then this one, whose first message leaves out the format's instructions.
+
+        Raises TrajectoryError unless the tokens of each are one sequence that begins with a prompt.
+        """
+        ids, start = _single_sequence(trajectory)
+        first = trajectory.turns[0].observation
+        if after is None:
+            before, turns = self.first_prompt(trajectory.instruction, first), []
+        else:
+            before, turns = list(_single_sequence(after)[0]), after.turns
+            if before[-1] != self.end_of_turn_id:
+                before.append(self.end_of_turn_id)
+            message = replace(self.format, instructions="").first_message(trajectory.instruction, first)
+            before += [*self._separator_ids, *self._encode_message(self._before_later, message, self._boundary)]
+        shift = len(before) - start
+        moved = [replace(turn, span=_shifted(turn.span, shift)) for turn in trajectory.turns]
+        return replace(
+            trajectory,
+            turns=[replace(t, logprobs=None, ref_logprobs=None, confidence=None) for t in (*turns, *moved)],
+            sequences=[[*before, *ids[start:]]],
+            prompt_format=self.format.name,
+        )
+
+
+def _single_sequence(trajectory: Trajectory) -> tuple[list[int], int]:
+    """The ids of an append-only trajectory, and where its first response begins."""
+    spans = [turn.span for turn in trajectory.turns if turn.sequence == 0 and turn.span is not None]
+    if len(trajectory.sequences) != 1 or not spans or len(spans) < len(trajectory.turns) or spans[0][0] == 0:
+        raise TrajectoryError(
+            f"the trajectory of {trajectory.task_id!r} cannot get another prompt: it has no tokens, more than one "
+            "sequence, or no prompt; encode it with an append-only format first"
+        )
+    return trajectory.sequences[0], spans[0][0]
+
+
+def _shifted(span: tuple[int, int] | None, by: int) -> tuple[int, int] | None:
+    return None if span is None else (span[0] + by, span[1] + by)
 
 
 def _message(role: str, content: str) -> Message:

@@ -17,14 +17,15 @@ import torch
 
 from agentgym_tlm.cli import main
 from agentgym_tlm.config import load
+from agentgym_tlm.decorations import HINDSIGHT_MARKERS, TWO_CLASSES
 from agentgym_tlm.envs.args import EnvArgs
-from agentgym_tlm.errors import CheckpointError, ConfigError
+from agentgym_tlm.errors import CheckpointError, ConfigError, DataError
 from agentgym_tlm.evaluate import EvalResult, read_results
 from agentgym_tlm.experiment import Experiment
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.progress import rollout_progress, training_progress
 from agentgym_tlm.recipes import EvaluationArguments, ExperimentConfig, ExpertArguments, TinyArguments
-from agentgym_tlm.trajectory import read_trajectories
+from agentgym_tlm.trajectory import read_trajectories, write_trajectories
 
 
 @pytest.fixture(autouse=True)
@@ -193,3 +194,55 @@ def test_a_killed_run_goes_on_to_the_same_numbers(stage: str, finished: Path, tm
         whole, resumed = (LanguageModelPolicy.load(run / name / "policy").model for run in (finished, folder))
         for expected, found in zip(whole.parameters(), resumed.parameters(), strict=True):
             assert torch.equal(expected, found)
+
+
+def test_imitates_a_file_instead_of_the_expert(finished: Path, tmp_path: Path) -> None:
+    """The file is kept with the run, pairs are made by its task ids, and a resumed run does not need it any more."""
+    file = tmp_path / "expert.jsonl"
+    shutil.copy(finished / "trajectories" / "expert.jsonl", file)
+    config = small(tmp_path / "run")
+    config = replace(config, expert=ExpertArguments(file=file))
+    with pytest.warns(UserWarning, match="not won are left out"):
+        results = run(config)
+    assert [result.label for result in results] == ["sft", "sft", "tlm-dre", "tlm-dre"]
+    given = {t.task_id for t in read_trajectories(file) if t.won}
+    kept = list(read_trajectories(tmp_path / "run" / "trajectories" / "expert.jsonl"))
+    assert {t.task_id for t in kept} == given
+    pairs = list(read_trajectories(tmp_path / "run" / "tlm-dre" / "iteration-0" / "pairs" / "chosen.jsonl"))
+    assert {t.task_id for t in pairs} <= given
+    file.unlink()
+    assert run(replace(config, resume=True)) == results
+
+
+def test_file_without_task_ids_is_no_use_to_a_method_of_pairs(finished: Path, tmp_path: Path) -> None:
+    """Found out before the hours of imitation, not after."""
+    file = tmp_path / "expert.jsonl"
+    episodes = list(read_trajectories(finished / "trajectories" / "expert.jsonl"))
+    write_trajectories(file, [replace(t, task_id="") for t in episodes])
+    config = replace(small(tmp_path / "run"), expert=ExpertArguments(file=file))
+    with pytest.raises(ConfigError, match=r"give no task ids.*--trainer sft"):
+        run(config)
+    with pytest.raises(DataError, match="there is no file"):
+        run(replace(config, expert=ExpertArguments(file=tmp_path / "nowhere")))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("trainer", ["nat", "coh"])
+def test_evaluation_asks_a_conditional_policy_for_success(finished: Path, tmp_path: Path, trainer: str) -> None:
+    """Before the training it is not asked, for it would not know what that means; after it, always."""
+    config = ExperimentConfig.defaults_for("tiny", "ALFWorld-v0", trainer)
+    config = replace(
+        config.with_method(num_tasks=6, max_steps=2),
+        sft_policy=finished / "sft" / "policy",
+        output_dir=tmp_path / "run",
+        envs=EnvArgs(max_episode_steps=6),
+        evaluation=EvaluationArguments(num_tasks=2),
+    )
+    run(config)
+    wanted = {"nat": TWO_CLASSES[1], "coh": HINDSIGHT_MARKERS[1]}[trainer]
+    for label, expected in (("sft", False), (trainer, True)):
+        policy = LanguageModelPolicy.load(finished / "sft" / "policy")
+        for played in read_trajectories(tmp_path / "run" / "trajectories" / f"{label}-valid_seen.jsonl"):
+            assert played.turns[0].span is not None
+            text = str(policy.tokenizer.decode(played.sequences[0][: played.turns[0].span[0]]))
+            assert (wanted in text) == expected

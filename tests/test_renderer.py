@@ -7,7 +7,7 @@ import copy
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from agentgym_tlm.errors import TemplateError
+from agentgym_tlm.errors import TemplateError, TrajectoryError
 from agentgym_tlm.prompt import ReactFormat
 from agentgym_tlm.renderer import CHATML, Renderer
 from agentgym_tlm.trajectory import Trajectory
@@ -117,3 +117,61 @@ def test_refuses_templates_that_cannot_be_appended_to(template: str | None, prob
     with pytest.raises(TemplateError, match=problem) as caught:
         Renderer(chat_tokenizer(template), PLAIN)
     assert "CHATML" in str(caught.value), "the error has to say what to do"
+
+
+@pytest.mark.parametrize("tokenizer", tokenizers(), ids=["chatml", "tiny"])
+def test_reprompting_changes_the_first_prompt_and_no_other_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    """What was sampled is what is trained on, even where its text would be tokenised differently."""
+    renderer = Renderer(tokenizer, PLAIN)
+    for trajectory in expert_trajectories()[:6]:
+        encoded = renderer.encode_trajectory(trajectory)
+        (ids,) = encoded.sequences
+        for turn in encoded.turns:
+            assert turn.span is not None
+            middle = turn.span[0] + 1
+            ids[middle : turn.span[1] - 1] = ids[middle : turn.span[1] - 1][::-1]  # ids that no text encodes to
+        encoded.turns[0].logprobs = [0.0] * len(encoded.response_ids(encoded.turns[0]))
+        before = copy.deepcopy(encoded)
+        marked = renderer.decorated(suffix="A successful attempt:").reprompt(encoded)
+        assert encoded == before
+        assert [marked.response_ids(turn) for turn in marked.turns] == [encoded.response_ids(t) for t in encoded.turns]
+        assert marked.turns[0].span is not None
+        assert encoded.turns[0].span is not None
+        start, old = marked.turns[0].span[0], encoded.turns[0].span[0]
+        assert marked.sequences[0][start:] == ids[old:]
+        assert tokenizer.decode(marked.sequences[0][:start]) == tokenizer.decode(ids[:old]).replace(  # type: ignore[union-attr]
+            trajectory.turns[0].observation, f"{trajectory.turns[0].observation}\n\nA successful attempt:"
+        )
+        assert marked.turns[0].logprobs is None  # they were those given another prompt
+        assert renderer.decorated().reprompt(marked).sequences == encoded.sequences
+
+
+def test_an_episode_after_another_begins_a_new_message() -> None:
+    """Also where the first was cut off before its end of turn; the instructions are not said twice."""
+    tokenizer = chat_tokenizer(CHATML)
+    renderer = Renderer(tokenizer, ReactFormat(instructions="Play."))
+    first, second = (renderer.encode_trajectory(t) for t in expert_trajectories()[:2])
+    whole = renderer.reprompt(second, after=first)
+    cut = copy.deepcopy(first)
+    assert cut.turns[-1].span is not None
+    cut.sequences[0].pop()
+    cut.turns[-1].span = (cut.turns[-1].span[0], cut.turns[-1].span[1] - 1)
+    assert renderer.reprompt(second, after=cut).sequences == whole.sequences
+    (ids,) = whole.sequences
+    assert ids[: len(first.sequences[0])] == first.sequences[0]
+    turn = whole.turns[len(first.turns)]
+    assert turn.span is not None
+    assert tokenizer.decode(ids[len(first.sequences[0]) : turn.span[0]]) == (
+        f"\n<|im_start|>user\n{second.turns[0].observation}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert [whole.response_ids(t) for t in whole.turns] == [t.response_ids(u) for t in (first, second) for u in t.turns]
+
+
+def test_what_has_no_single_sequence_cannot_get_another_prompt() -> None:
+    renderer = Renderer(chat_tokenizer(CHATML), PLAIN)
+    with pytest.raises(TrajectoryError, match="cannot get another prompt"):
+        renderer.reprompt(expert_trajectories()[0])
+    windowed = renderer.encode_trajectory(expert_trajectories()[0])
+    windowed.sequences = [*windowed.sequences, [1, 2]]
+    with pytest.raises(TrajectoryError, match="more than one sequence"):
+        renderer.reprompt(windowed)

@@ -21,6 +21,7 @@ from agentgym_tlm.assets import (
 )
 from agentgym_tlm.commands.build_wiki import BuildWiki
 from agentgym_tlm.commands.envs import columns
+from agentgym_tlm.commands.trajectories import Export, ImportTrajectories
 from agentgym_tlm.errors import DataError
 
 DataName = Literal["alfworld", "hotpotqa"]
@@ -146,6 +147,8 @@ COMMANDS: dict[str, Any] = {
     "download": Download,
     "fetch": Fetch,
     "build-wiki": BuildWiki,
+    "import-trajectories": ImportTrajectories,
+    "export": Export,
     "verify": Verify,
 }
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ class LanguageModelPolicy:
         settings = {
             "name": self.name,
             "version": self.version,
-            "format": {"instructions": self.format.instructions},
+            "format": asdict(self.format),
             "temperature": self.temperature,
             "top_p": self.top_p,
             "max_new_tokens": self.max_new_tokens,
@@ -120,6 +121,10 @@ class LanguageModelPolicy:
             "kv_cache": self.kv_cache,
         }
         (path / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n")
+
+    def use_renderer(self, renderer: Renderer) -> None:
+        """Play episodes that begin from now on with ``renderer`` and its prompt format, and be saved with that."""
+        self.renderer, self.format = renderer, renderer.format
 
     @property
     def device(self) -> torch.device:

@@ -44,7 +44,7 @@ def tokenizer_texts(trajectories: Iterable[Trajectory]) -> Iterator[str]:
 
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Word-level tokenizer of every piece in ``texts``, digits and the tags of the prompt format.
+    """Word-level tokenizer of every piece in ``texts``, digits, the tags of the prompt format and its decorations.
 
     The vocabulary does not depend on the order of the texts. Raises ConfigError when there is no text at all.
     """

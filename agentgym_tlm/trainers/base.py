@@ -63,7 +63,8 @@ class Trainer(ABC, Generic[ArgsT]):
 
     ``evaluate`` plays the policy on held-out tasks and returns numbers to log; it runs on the main process, every
     ``eval_steps`` updates and when :meth:`evaluate` is called. ``on_log`` gets every line of ``metrics.jsonl``;
-    ``on_rollout``, which may be set later, the progress of collecting data.
+    ``on_rollout``, which may be set later, the progress of collecting data. ``expert_episodes``, if they are set, are
+    learnt from where the environment's expert would otherwise play.
     """
 
     dropout: ClassVar[bool] = True
@@ -87,6 +88,7 @@ class Trainer(ABC, Generic[ArgsT]):
         self._evaluate = evaluate
         self.on_log = on_log
         self.on_rollout: Callable[[RolloutProgress], None] | None = None
+        self.expert_episodes: Sequence[Trajectory] | None = None
         self._resume_from: Path | None = None
         self._updated = False  # since the policy was last told
         self._given_version = policy.version

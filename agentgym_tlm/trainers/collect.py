@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,44 @@ def play(
 
 
 def expert_play(
-    accelerator: Accelerator, policy: LanguageModelPolicy, envs: EnvArgs, tasks: Sequence[str], path: Path, *, seed: int
+    accelerator: Accelerator,
+    policy: LanguageModelPolicy,
+    envs: EnvArgs,
+    tasks: Sequence[str],
+    path: Path,
+    *,
+    seed: int,
+    given: Sequence[Trajectory] | None = None,
 ) -> list[Trajectory]:
-    """The expert's wins on ``tasks``, encoded with the policy's renderer."""
-    expert = ExpertPolicy(format=policy.format)
-    played = play(accelerator, expert, envs, tasks, path, seed=seed)
+    """The expert's wins on ``tasks``, encoded with the policy's renderer; ``given`` episodes stand for its play."""
+    if given is None:
+        expert = ExpertPolicy(format=policy.format)
+        played = play(accelerator, expert, envs, tasks, path, seed=seed)
+    else:
+        wanted = set(tasks)
+        played = [trajectory for trajectory in given if trajectory.task_id in wanted]
     return [policy.renderer.encode_trajectory(trajectory) for trajectory in played if trajectory.won]
+
+
+def training_tasks(envs: EnvArgs, limit: int | None, given: Sequence[Trajectory] | None = None) -> list[str]:
+    """At most ``limit`` training tasks, evenly spaced over the manifest; only those of ``given`` expert episodes.
+
+    Raises ConfigError when the given episodes name no training task.
+    """
+    manifest = envs.manifest("train")
+    if given is None:
+        return manifest.take(limit)
+    named = {trajectory.task_id for trajectory in given if trajectory.won}
+    tasks = tuple(task for task in manifest if task in named)
+    if not tasks:
+        example = next(iter(named - {""}), None)
+        found = "give no task ids" if example is None else f"name tasks such as {example!r}"
+        raise ConfigError(
+            f"the {len(given)} given expert episodes {found}, and {envs.env}'s training tasks have ids such as "
+            f"{manifest[0]!r}: without a common task there is nothing to compare the policy's episodes with. Imitate "
+            "them with --trainer sft, or give each its task id"
+        )
+    return replace(manifest, task_ids=tasks).take(limit)
 
 
 def within_context(trajectories: Sequence[Trajectory], max_context: int) -> list[Trajectory]:

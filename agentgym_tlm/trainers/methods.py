@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Trainer
+from agentgym_tlm.trainers.coh import CoHArguments, CoHTrainer
 from agentgym_tlm.trainers.dil import DILArguments, DILTrainer
 from agentgym_tlm.trainers.dmpo import DMPOArguments, DMPOTrainer
 from agentgym_tlm.trainers.dpo import DPOArguments, DPOTrainer
 from agentgym_tlm.trainers.kto import KTOArguments, KTOTrainer
+from agentgym_tlm.trainers.nat import NATArguments, NATTrainer
 from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
 
 
@@ -26,6 +28,8 @@ METHODS: dict[str, Method] = {
     "dil": Method(DILArguments, DILTrainer),
     "kto": Method(KTOArguments, KTOTrainer),
     "tlm-dre": Method(TLMDREArguments, TLMDRETrainer),
+    "nat": Method(NATArguments, NATTrainer),
+    "coh": Method(CoHArguments, CoHTrainer),
 }
 """``sft`` is none of these: it is where they all start."""
 

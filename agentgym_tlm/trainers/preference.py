@@ -26,7 +26,7 @@ from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
-from agentgym_tlm.trainers.collect import expert_play, play, sampling_at, within_context
+from agentgym_tlm.trainers.collect import expert_play, play, sampling_at, training_tasks, within_context
 from agentgym_tlm.trajectory import Trajectory
 
 
@@ -90,11 +90,11 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
     """Learns from pairs of expert trajectories and the policy's own failures; see :class:`Trainer`.
 
     An algorithm is a :meth:`loss` over batches of pairs, chosen trajectories first. ``reference`` says whose log-probs
-    are π_ref: those of the policy as it was given, or as it was at the start of the current iteration.
+    are π_ref: those of the policy as it was given, or as it was at the start of the current iteration; None: nobody's.
     """
 
     dropout = False
-    reference: ClassVar[Literal["initial", "iteration"]] = "iteration"
+    reference: ClassVar[Literal["initial", "iteration"] | None] = "iteration"
 
     def __init__(
         self,
@@ -152,11 +152,11 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
     def play(self) -> tuple[list[Trajectory], list[Trajectory]]:
         """The expert's wins on the training tasks, and what the policy samples there in the current iteration."""
         args = self.args
-        tasks = self.envs.manifest("train").take(args.num_tasks)
+        given = self.expert_episodes
+        tasks = training_tasks(self.envs, args.num_tasks, given)
         path = self.output_dir / "expert.jsonl"
-        expert = within_context(
-            expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed), self.policy.max_context
-        )
+        played = expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed, given=given)
+        expert = within_context(played, self.policy.max_context)
         with sampling_at(self.policy, args.temperature):
             sampled = play(
                 self.accelerator,
@@ -210,7 +210,9 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
         return both
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Copies with the log-probs of the reference; every process scores its share."""
+        """Copies with the log-probs of the reference, if there is one; every process scores its share."""
+        if self.reference is None:
+            return list(trajectories)
         model: Any = self._reference or self.policy.model
         accelerator = self.accelerator
         rank, world = accelerator.process_index, accelerator.num_processes

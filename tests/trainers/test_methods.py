@@ -30,8 +30,8 @@ IMITATING = {"learning_rate": 3e-3, "max_steps": 60}
 LEARNING: dict[str, dict[str, Any]] = {
     "sft": IMITATING,
     "rft": IMITATING,
-    "nat": IMITATING,
-    "coh": IMITATING,
+    "nat": {"learning_rate": 3e-3, "max_steps": 180, "samples_per_task": 8},
+    "coh": {"learning_rate": 3e-3, "max_steps": 150},
     "dpo": {"learning_rate": 1e-4},
     "dmpo": {"learning_rate": 1e-4},
 }
