@@ -60,7 +60,7 @@ def build_pairs(
         if reason is None:
             pair = _ordered(best[task], trajectory)
             if max_extra_turns is not None:
-                pair = Pair(pair.chosen, _cut(pair.rejected, len(pair.chosen.turns) + max_extra_turns))
+                pair = Pair(pair.chosen, cut_turns(pair.rejected, len(pair.chosen.turns) + max_extra_turns))
             if max_repeats is not None and _repeats(trajectory) > max_repeats:
                 reason = "repetitive"
             elif max_rejected_tokens is not None and sum(map(len, pair.rejected.sequences)) > max_rejected_tokens:
@@ -79,15 +79,20 @@ def _unusable(sampled: Trajectory, expert: Trajectory | None) -> str | None:
     """Why a sampled trajectory makes no pair with the expert's."""
     if sampled.won and (expert is None or expert.won):
         return "won"
-    if sampled.stop_reason is StopReason.ABORTED:
-        return "aborted"
-    if any(not turn.response.strip() for turn in sampled.turns):
-        return "empty_turn"
-    if (reason := untrainable_reason(sampled)) is not None:
+    if (reason := unusable_reason(sampled)) is not None:
         return reason
     if expert is None:
         return "no_expert"
     return "tie" if sampled.score == expert.score and sampled.won == expert.won else None
+
+
+def unusable_reason(sampled: Trajectory) -> str | None:
+    """Why nothing can be learnt from a sampled trajectory, whatever its outcome; None if something can."""
+    if sampled.stop_reason is StopReason.ABORTED:
+        return "aborted"
+    if any(not turn.response.strip() for turn in sampled.turns):
+        return "empty_turn"
+    return untrainable_reason(sampled)
 
 
 def _ordered(expert: Trajectory, sampled: Trajectory) -> Pair:
@@ -102,7 +107,13 @@ def _repeats(trajectory: Trajectory) -> int:
     return max(len(list(run)) for _, run in groupby(turn.action for turn in trajectory.turns))
 
 
-def _cut(trajectory: Trajectory, turns: int) -> Trajectory:
+def as_continuation(trajectory: Trajectory, turns: int) -> Trajectory:
+    """A copy whose first ``turns`` turns are context: no loss is taken on them."""
+    given = [replace(turn, trainable=False) for turn in trajectory.turns[:turns]]
+    return replace(trajectory, turns=[*given, *trajectory.turns[turns:]])
+
+
+def cut_turns(trajectory: Trajectory, turns: int) -> Trajectory:
     """The first ``turns`` turns of a trajectory, with the tokens up to the end of the last of them."""
     if len(trajectory.turns) <= turns:
         return trajectory

@@ -23,7 +23,7 @@ from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.methods import METHODS, option_group
 from agentgym_tlm.trainers.sft import SFTArguments
 
-TrainerName = Literal["sft", "tlm-dre"]
+TrainerName = Literal["sft", "rft", "ipr", "stepagent", "tlm-dre"]
 ConfigT = TypeVar("ConfigT", bound="ExperimentConfig")
 
 
@@ -160,7 +160,15 @@ class ExperimentConfig:
         return replace(self, output_dir=file.parent) if own else self
 
 
-_TINY_PAIRS = {
+_TINY_SFT: dict[str, Any] = {
+    "learning_rate": 2e-3,
+    "per_device_train_batch_size": 4,
+    "warmup_ratio": 0.05,
+    "weight_decay": 0.01,
+    "adam_beta2": 0.98,
+    "mixed_precision": "bf16",
+}
+_TINY_PAIRS: dict[str, Any] = {
     "learning_rate": 2e-5,
     "gradient_accumulation_steps": 1,
     "mixed_precision": "bf16",
@@ -168,6 +176,9 @@ _TINY_PAIRS = {
     "n_slots": 128,
 }
 _TINY_METHODS: dict[str, dict[str, Any]] = {
+    "rft": {**_TINY_SFT, "num_tasks": 256, "n_slots": 128},
+    "ipr": {**_TINY_PAIRS, "num_tasks": 64, "num_iterations": 1},
+    "stepagent": _TINY_PAIRS,
     "tlm-dre": _TINY_PAIRS,
 }
 
@@ -194,18 +205,13 @@ def _tiny(config: ConfigT) -> ConfigT:
         config,
         envs=replace(config.envs, max_episode_steps=recipe.max_episode_steps),
         expert=ExpertArguments(num_tasks=recipe.num_tasks, noise=recipe.noise),
-        sft=SFTArguments(
-            learning_rate=2e-3,
-            per_device_train_batch_size=4,
-            num_train_epochs=recipe.num_train_epochs,
-            warmup_ratio=0.05,
-            weight_decay=0.01,
-            adam_beta2=0.98,
-            mixed_precision="bf16",
-        ),
+        sft=SFTArguments(**_TINY_SFT, num_train_epochs=recipe.num_train_epochs),
         evaluation=EvaluationArguments(n_slots=128),
     )
-    return config if config.trainer == "sft" else config.with_method(**_TINY_METHODS[config.trainer])
+    if config.trainer == "sft":
+        return config
+    epochs = {"num_train_epochs": recipe.num_train_epochs} if isinstance(config.method, SFTArguments) else {}
+    return config.with_method(**_TINY_METHODS[config.trainer], **epochs)
 
 
 @cache

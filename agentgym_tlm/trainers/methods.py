@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Trainer
+from agentgym_tlm.trainers.ipr import IPRArguments, IPRTrainer
+from agentgym_tlm.trainers.rft import RFTArguments, RFTTrainer
+from agentgym_tlm.trainers.stepagent import StepAgentArguments, StepAgentTrainer
 from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
 
 
@@ -17,6 +20,9 @@ class Method(NamedTuple):
 
 
 METHODS: dict[str, Method] = {
+    "rft": Method(RFTArguments, RFTTrainer),
+    "ipr": Method(IPRArguments, IPRTrainer),
+    "stepagent": Method(StepAgentArguments, StepAgentTrainer),
     "tlm-dre": Method(TLMDREArguments, TLMDRETrainer),
 }
 """``sft`` is none of these: it is where they all start."""

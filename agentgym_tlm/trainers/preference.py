@@ -8,6 +8,7 @@ has a folder, ``iteration-<i>``, with the sampled episodes and the scored pairs.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,10 +23,12 @@ from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.pairs import Pair, build_pairs, is_scored, read_pairs, score_pairs, write_pairs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
 from agentgym_tlm.trainers.collect import expert_play, play, sampling_at, within_context
+from agentgym_tlm.trajectory import Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,30 +146,40 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
         expert = within_context(
             expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed), self.policy.max_context
         )
-        with sampling_at(self.policy, args.temperature):
-            sampled = play(
-                self.accelerator,
-                self.policy,
-                self.envs,
-                tasks,
-                self._folder / "sampled.jsonl",
-                samples_per_task=args.samples_per_task,
-                seed=self.iteration_seed,
-                n_slots=args.n_slots,
-                progress=self.on_rollout,
-            )
-        pairs, dropped = build_pairs(
-            expert,
-            sampled,
-            max_pairs_per_task=args.max_pairs_per_task,
-            max_repeats=args.max_repeats,
-            max_rejected_tokens=args.max_rejected_tokens,
-            max_extra_turns=args.max_extra_turns,
-        )
+        pairs, dropped = self.build(tasks, expert)
         self.log({f"dropped_{reason}": n for reason, n in sorted(dropped.items())})
         if not pairs:
             raise ConfigError(_no_pair(dropped))
         return pairs
+
+    def build(self, tasks: Sequence[str], expert: Sequence[Trajectory]) -> tuple[list[Pair], Counter[str]]:
+        """Pairs of the expert's wins on ``tasks`` and what the policy samples, and how many made none, by reason."""
+        args = self.args
+        sampled = self.sample(tasks, "sampled", temperature=args.temperature, samples=args.samples_per_task)
+        return build_pairs(expert, sampled, max_pairs_per_task=args.max_pairs_per_task, **self.filters)
+
+    @property
+    def filters(self) -> dict[str, int | None]:
+        """Options of :func:`build_pairs` by which it leaves out or shortens failures."""
+        names = ("max_repeats", "max_rejected_tokens", "max_extra_turns")
+        return {name: getattr(self.args, name) for name in names}
+
+    def sample(
+        self, tasks: Sequence[str | Prefix], name: str, *, temperature: float, samples: int = 1
+    ) -> list[Trajectory]:
+        """What the policy plays on ``tasks``, logged to the iteration's ``<name>.jsonl`` and not played again."""
+        with sampling_at(self.policy, temperature):
+            return play(
+                self.accelerator,
+                self.policy,
+                self.envs,
+                tasks,
+                self._folder / f"{name}.jsonl",
+                samples_per_task=samples,
+                seed=self.iteration_seed,
+                n_slots=self.args.n_slots,
+                progress=self.on_rollout,
+            )
 
     def train_pairs(self, pairs: Sequence[Pair]) -> None:
         """Learn from the given pairs. Those without reference scores are scored once and kept in the run folder.
@@ -221,6 +234,9 @@ _DROPPED = {
     "tie": ("scored as high as the expert", "raise num_tasks or samples_per_task"),
     "repetitive": ("repeat an action too often", "raise max_repeats"),
     "overlong": ("are too long", "raise max_rejected_tokens"),
+    "over_task_limit": ("are beyond the limit of their task", "raise max_pairs_per_task"),
+    "same_action": ("act as the expert does", "raise num_tasks or temperature"),
+    "not_worse": ("act no worse than the expert by step reward", "lower step_margin or raise num_tasks"),
     "no_expert": ("are of tasks that the expert did not win", "raise num_tasks or the environment's max_episode_steps"),
 }
 """What the counts of :func:`build_pairs` mean, and the remedy when nothing else is left."""
