@@ -14,10 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import gymnasium as gym
-
-from agentgym_tlm.envs.args import text_env
-from agentgym_tlm.envs.base import Info
+from agentgym_tlm.envs.base import Info, TextEnv
 from agentgym_tlm.errors import TrajectoryError
 from agentgym_tlm.trajectory import Trajectory, Turn
 
@@ -50,7 +47,7 @@ class Prefix:
     @property
     def name(self) -> str:
         """Hash of what is given: prefixes of one name are the same beginning."""
-        given = [self.state_seed, self.max_turns, *(turn.response for turn in self._given)]
+        given = [self.task_id, self.state_seed, self.max_turns, *(turn.response for turn in self._given)]
         return hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]
 
     @property
@@ -75,7 +72,7 @@ class Prefix:
         ends = {sequence: end for sequence, _, end in spans}
         return [self.trajectory.sequences[sequence][:end] for sequence, end in ends.items()], spans
 
-    def replay(self, env: gym.Env[str, str], seed: int) -> tuple[str, Info]:
+    def replay(self, env: TextEnv, seed: int) -> tuple[str, Info]:
         """Play the turns in ``env``; observation and info behind them.
 
         Raises TrajectoryError when the environment answers otherwise than it did in the trajectory, or when the episode
@@ -114,16 +111,14 @@ class Beginnings:
         self._left = Counter(names)
         self._snapshots: dict[str, Any] = {}
 
-    def begin(self, prefix: Prefix, env: gym.Env[str, str], seed: int, *, fresh: bool) -> tuple[str, Info]:
-        """Bring ``env`` behind the prefix; a ``fresh`` one was never reset. Raises what :meth:`Prefix.replay` does."""
+    def begin(self, prefix: Prefix, env: TextEnv, seed: int) -> tuple[str, Info]:
+        """Bring ``env`` behind the prefix; observation and info there. Raises what :meth:`Prefix.replay` does."""
         name = prefix.name
         self._left[name] -= 1
         kept = self._snapshots.get(name) if self._left[name] > 0 else self._snapshots.pop(name, None)
         if kept is not None:
-            if fresh:  # the wrappers of gym.make want a reset before the first step
-                env.reset(seed=seed, options={"task_id": prefix.task_id})
-            return text_env(env).restore(kept)
+            return env.restore(kept)
         observation, info = prefix.replay(env, seed)
         if self._left[name] > 0:
-            self._snapshots[name] = text_env(env).snapshot()
+            self._snapshots[name] = env.snapshot()
         return observation, info

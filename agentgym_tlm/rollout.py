@@ -268,7 +268,7 @@ class _Slot:
     def __init__(self, run: _Rollout) -> None:
         self._run = run
         self._env = run.make_env()
-        self._fresh = True  # the environment was never reset
+        self._playing: gym.Env[str, str] = self._env
         self._turns_left: int | None = None
 
     @property
@@ -316,9 +316,9 @@ class _Slot:
         """Bring environment and conversation to where the policy's first turn is due."""
         run, conversation = self._run, self.conversation
         state = int(episode_seed(run.seed if prefix is None else prefix.state_seed, task_id).generate_state(1)[0])
-        fresh, self._fresh = self._fresh, False
         self._turns_left = None
         if prefix is None:
+            self._playing = self._env
             conversation.expert = self.text_env.expert
             return self._env.reset(seed=state, options={"task_id": task_id})
         assert self.trajectory is not None
@@ -327,7 +327,8 @@ class _Slot:
         conversation.observations = [turn.observation for turn in self.trajectory.turns]
         conversation.responses = [turn.response for turn in self.trajectory.turns]
         conversation.sequences, conversation.spans = prefix.tokens()
-        return run.beginnings.begin(prefix, self._env, state, fresh=fresh)
+        self._playing = self.text_env  # the wrappers of gym.make would miss what restore does
+        return run.beginnings.begin(prefix, self.text_env, state)
 
     def play(self, generation: Generation) -> Trajectory | None:
         """Carry out a response; returns the trajectory if that ends the episode."""
@@ -354,7 +355,7 @@ class _Slot:
             for played, (sequence, start, end) in zip(self.trajectory.turns, conversation.spans, strict=True):
                 played.sequence, played.span = sequence, (start, end)
         try:
-            observation, reward, terminated, truncated, info = self._env.step(turn.action or "")
+            observation, reward, terminated, truncated, info = self._playing.step(turn.action or "")
         except EnvironmentFailureError as error:
             turn.trainable = False  # nobody knows what it would have done
             return self._fail(error)
@@ -395,5 +396,5 @@ class _Slot:
         assert self.trajectory is not None
         self.trajectory.error = str(error)
         self._env.close()
-        self._env, self._fresh = self._run.make_env(), True
+        self._env = self._run.make_env()
         return self.end(StopReason.ENV_ERROR)
