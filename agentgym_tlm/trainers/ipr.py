@@ -198,14 +198,18 @@ class IPRTrainer(PreferenceTrainer[IPRArguments]):
 
     def _rewards(self, actions: Sequence[tuple[Trajectory, int]], name: str) -> list[float | None]:
         """Rewards of (episode, turn): the mean outcome of playing on behind it, or how the episode ended with it."""
-        unfinished = [Prefix(episode, turn + 1) for episode, turn in actions if turn + 1 < len(episode.turns)]
+        begun = [Prefix(episode, turn + 1) if turn + 1 < len(episode.turns) else None for episode, turn in actions]
+        prefixes = {prefix.name: prefix for prefix in begun if prefix is not None}  # a response may be sampled twice
+        if not prefixes:
+            return [episode.score for episode, _ in actions]
         count, temperature = self.args.num_continuations, self.args.continuation_temperature
-        played: list[Trajectory] = []
-        if unfinished:
-            with self._scorer():
-                played = self.sample(unfinished, name, temperature=temperature, samples=count)
-        means = iter([mean_outcome(played[i : i + count]) for i in range(0, len(played), count)])
-        return [next(means) if turn + 1 < len(episode.turns) else episode.score for episode, turn in actions]
+        with self._scorer():
+            played = self.sample(list(prefixes.values()), name, temperature=temperature, samples=count)
+        means = {name: mean_outcome(played[i * count : (i + 1) * count]) for i, name in enumerate(prefixes)}
+        return [
+            episode.score if prefix is None else means[prefix.name]
+            for prefix, (episode, _) in zip(begun, actions, strict=True)
+        ]
 
     @contextmanager
     def _scorer(self) -> Iterator[None]:
