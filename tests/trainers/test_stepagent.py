@@ -123,7 +123,7 @@ def test_adapters_learn_it_too(tmp_path: Path) -> None:
 
 def test_resumes_to_the_same_weights(tmp_path: Path) -> None:
     """Killed while it proposed, in both iterations, and while it learnt."""
-    options: dict[str, Any] = {"num_iterations": 2, "max_steps": 2, "save_steps": 1, "num_tasks": 3}
+    options: dict[str, Any] = {"num_iterations": 2, "max_steps": 2, "save_steps": 1, "num_tasks": 2}
     whole = stepagent(tmp_path / "whole", **options)
     whole.train()
 
