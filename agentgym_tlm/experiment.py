@@ -209,7 +209,9 @@ class Experiment:
         config = self.config
         run = (config.sft_policy or self.folder / "sft" / "policy").parent.parent
         initial, log = run / "sft" / "initial", run / "trajectories" / "expert.jsonl"
-        known = str(initial) if initial.is_dir() else None if config.policy == "tiny" else config.policy
+        known = None if config.policy == "tiny" else config.policy
+        if initial.is_dir() and args.lora is None:  # adapters of random weights would learn next to nothing
+            known = str(initial)
         return replace(args, base_policy=args.base_policy or known, expert_log=str(log) if log.is_file() else None)
 
     def _fit(self, trainer: Trainer[Any], train: Callable[[], None]) -> None:

@@ -12,7 +12,8 @@ Deviations and choices:
 2. ETO does not say how often or at which temperature it samples; ``samples_per_task`` and ``temperature`` are ours. All
    options of the training are those of SFT.
 3. The policy is trained anew from the weights that SFT began with (``base_policy``), as in the source. Without them it
-   goes on from the SFT policy. The main job knows them: the pretrained policy, or the initial weights of ``tiny``.
+   goes on from the SFT policy. The main job knows them: the pretrained policy, or the initial weights of ``tiny``,
+   which LoRA, however, has to go on from the SFT policy for: adapters of random weights learn next to nothing.
 4. The expert's wins are those that the SFT policy was trained on (``expert_log``), with recoveries from injected
    mistakes where the main job injected them. Without such a log the expert plays the training tasks.
 5. The token ids of a sampled episode are trained on as they were sampled.

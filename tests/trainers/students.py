@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from functools import cache
-from pathlib import Path
 
 from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.rollout import rollout
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
 from agentgym_tlm.trajectory import Trajectory
 from tests import toy_env
@@ -17,7 +18,7 @@ ENVS = EnvArgs(env="Toy-v0", max_episode_steps=10)
 
 def student() -> LanguageModelPolicy:
     """A fresh copy of a policy that wins some tasks of ``Toy-v0`` greedily, and fails others."""
-    return LanguageModelPolicy.load(_student_folder(), device="cpu")
+    return LanguageModelPolicy.load(f"{_trained().name}/policy", device="cpu")
 
 
 def untrained() -> LanguageModelPolicy:
@@ -27,18 +28,16 @@ def untrained() -> LanguageModelPolicy:
 
 def demonstrations(policy: LanguageModelPolicy) -> list[Trajectory]:
     """The expert's episodes of all tasks without mistakes, with the policy's token ids."""
-    from agentgym_tlm.policies.expert import ExpertPolicy
-    from agentgym_tlm.rollout import rollout
-
     played = rollout(ExpertPolicy(format=policy.format), "Toy-v0", env_kwargs=ENVS.options)
     return [policy.renderer.encode_trajectory(trajectory) for trajectory in played]
 
 
 @cache
-def _student_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="student-"))
+def _trained() -> tempfile.TemporaryDirectory[str]:
+    """Run folder of the training; gone with the process."""
+    folder = tempfile.TemporaryDirectory(prefix="student-")
     args = SFTArguments(
-        output_dir=str(folder / "sft"),
+        output_dir=folder.name,
         learning_rate=5e-3,
         lr_scheduler_type="constant_with_warmup",
         num_train_epochs=30,
@@ -47,4 +46,5 @@ def _student_folder() -> Path:
     )
     trainer = SFTTrainer(untrained(), ENVS, args)
     trainer.train()
-    return trainer.save()
+    trainer.save()
+    return folder

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from agentgym_tlm.errors import CheckpointError, ConfigError
+from agentgym_tlm.experiment import Experiment
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.progress import rollout_progress, training_progress
+from agentgym_tlm.recipes import ExperimentConfig
 from agentgym_tlm.rollout import rollout
 from agentgym_tlm.trainers.args import LoraArguments
 from agentgym_tlm.trainers.rft import RFTArguments, RFTTrainer, new_wins
@@ -165,6 +168,30 @@ def test_another_base_is_refused(tmp_path: Path, base: str) -> None:
     toy_env.tiny_policy(layers=1).save(tmp_path / "small")
     with pytest.raises(ConfigError, match="weights of other shapes"):
         rft(tmp_path / "again", base_policy=str(tmp_path / "small")).train()
+
+
+def test_main_job_knows_what_the_sft_policy_was_made_of(tmp_path: Path) -> None:
+    """From its own run folder or, by --sft-policy, from another's: the same base and the same expert episodes."""
+    (tmp_path / "run" / "sft" / "initial").mkdir(parents=True)
+    (tmp_path / "run" / "trajectories").mkdir()
+    (tmp_path / "run" / "trajectories" / "expert.jsonl").touch()
+    own = ExperimentConfig(output_dir=tmp_path / "run")
+    other = ExperimentConfig(output_dir=tmp_path / "new", sft_policy=tmp_path / "run" / "sft" / "policy")
+    pretrained = ExperimentConfig(output_dir=tmp_path / "new", policy="smollm2")
+    for config in (own, other):
+        args = origin(config, RFTArguments())
+        assert args.base_policy == str(tmp_path / "run" / "sft" / "initial")
+        assert args.expert_log == str(tmp_path / "run" / "trajectories" / "expert.jsonl")
+        assert origin(config, RFTArguments(lora=LoraArguments())).base_policy is None
+        assert origin(config, RFTArguments(base_policy="mine/model")).base_policy == "mine/model"
+    assert (origin(pretrained, RFTArguments()).base_policy, origin(pretrained, RFTArguments()).expert_log) == (
+        "smollm2",
+        None,
+    )
+
+
+def origin(config: ExperimentConfig, args: RFTArguments) -> RFTArguments:
+    return Experiment(config, rollouts=rollout_progress, training=training_progress)._with_origin(args)
 
 
 def test_says_when_nothing_was_won(tmp_path: Path) -> None:
