@@ -92,12 +92,13 @@ class StepAgentTrainer(PreferenceTrainer[StepAgentArguments]):
             chosen = as_continuation(cut_turns(state.trajectory, state.turns + 1), state.turns)
             for proposal in proposals[i * args.samples_per_task : (i + 1) * args.samples_per_task]:
                 reason = self._unusable(proposal, taken)
-                if reason is None and per_task[state.task_id] == args.max_pairs_per_task:
-                    reason = "over_task_limit"
+                if reason is None:
+                    taken.add(proposal.turns[-1].action)
+                    if per_task[state.task_id] == args.max_pairs_per_task:
+                        reason = "over_task_limit"
                 if reason is not None:
                     dropped[reason] += 1
                     continue
-                taken.add(proposal.turns[-1].action)
                 per_task[state.task_id] += 1
                 pairs.append(Pair(chosen, proposal))
         return pairs, dropped
