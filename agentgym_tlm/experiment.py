@@ -15,6 +15,7 @@ goes on with ``resume`` and ends with the same numbers:
 ``manifests/<split>.json``  the task ids of every split, with their hash
 ``trajectories/*.jsonl``    turn logs of the expert and of every evaluation
 ``sft/``, ``<trainer>/``    collected data, metrics, checkpoints, the trained ``policy/``
+``sft/initial/``            ``tiny`` before the imitation, from which RFT learns anew
 ``results.json``            success, turns and invalid actions of every policy on every split
 =========================== =========================================================================
 """
@@ -49,10 +50,11 @@ from agentgym_tlm.recipes import ExperimentConfig
 from agentgym_tlm.rollout import RolloutProgress, logged_rollout, rollout
 from agentgym_tlm.trainers.args import RUN_INDEPENDENT
 from agentgym_tlm.trainers.base import Trainer
-from agentgym_tlm.trainers.checkpoint import latest_checkpoint
+from agentgym_tlm.trainers.checkpoint import latest_checkpoint, replaced_folder
 from agentgym_tlm.trainers.collect import sampling_at, training_tasks
 from agentgym_tlm.trainers.methods import METHODS, option_group
 from agentgym_tlm.trainers.preference import PreferenceTrainer
+from agentgym_tlm.trainers.rft import RFTArguments
 from agentgym_tlm.trainers.sft import SFTTrainer
 from agentgym_tlm.trajectory import Trajectory, read_trajectories, write_trajectories
 
@@ -175,6 +177,9 @@ class Experiment:
         played = self._given_expert() or self._play_expert(TINY_FORMAT if pretrained is None else pretrained.format)
         expert = [trajectory for trajectory in played if trajectory.won]
         policy = pretrained or self._build_tiny(expert)
+        if pretrained is None and PartialState().is_main_process:
+            with replaced_folder(folder / "initial") as partial:
+                policy.save(partial)
         args = replace(config.sft, output_dir=str(folder), seed=config.seed)
         trainer = SFTTrainer(policy, config.envs, args, evaluate=self._monitor)
         encoded = [policy.renderer.encode_trajectory(trajectory) for trajectory in expert]
@@ -230,9 +235,21 @@ class Experiment:
         """The trainer that goes on from the SFT policy."""
         config, folder = self.config, str(self.folder / self.config.trainer)
         args = replace(config.method, output_dir=folder, seed=config.seed)
+        if isinstance(args, RFTArguments):
+            args = self._with_origin(args)
         trainer = METHODS[config.trainer].trainer(policy, config.envs, args, evaluate=self._monitor)
         trainer.expert_episodes = self._given_expert()
         return trainer
+
+    def _with_origin(self, args: RFTArguments) -> RFTArguments:
+        """With what the SFT policy was made of, as far as it is known: the policy before, and the expert's episodes."""
+        config = self.config
+        run = (config.sft_policy or self.folder / "sft" / "policy").parent.parent
+        initial, log = run / "sft" / "initial", run / "trajectories" / "expert.jsonl"
+        known = None if config.policy == "tiny" else config.policy
+        if initial.is_dir() and args.lora is None:  # adapters of random weights would learn next to nothing
+            known = str(initial)
+        return replace(args, base_policy=args.base_policy or known, expert_log=str(log) if log.is_file() else None)
 
     def _fit(self, trainer: Trainer[Any], train: Callable[[], None]) -> None:
         """Train, going on from the newest checkpoint if there is one, and save the policy to ``policy/``."""

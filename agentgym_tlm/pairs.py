@@ -60,7 +60,7 @@ def build_pairs(
         if reason is None:
             pair = _ordered(best[task], trajectory)
             if max_extra_turns is not None:
-                pair = Pair(pair.chosen, _cut(pair.rejected, len(pair.chosen.turns) + max_extra_turns))
+                pair = Pair(pair.chosen, cut_turns(pair.rejected, len(pair.chosen.turns) + max_extra_turns))
             if max_repeats is not None and repeats(trajectory) > max_repeats:
                 reason = "repetitive"
             elif max_rejected_tokens is not None and sum(map(len, pair.rejected.sequences)) > max_rejected_tokens:
@@ -107,7 +107,13 @@ def repeats(trajectory: Trajectory) -> int:
     return max(len(list(run)) for _, run in groupby(turn.action for turn in trajectory.turns))
 
 
-def _cut(trajectory: Trajectory, turns: int) -> Trajectory:
+def as_continuation(trajectory: Trajectory, turns: int) -> Trajectory:
+    """A copy whose first ``turns`` turns are context: no loss is taken on them."""
+    given = [replace(turn, trainable=False) for turn in trajectory.turns[:turns]]
+    return replace(trajectory, turns=[*given, *trajectory.turns[turns:]])
+
+
+def cut_turns(trajectory: Trajectory, turns: int) -> Trajectory:
     """The first ``turns`` turns of a trajectory, with the tokens up to the end of the last of them."""
     if len(trajectory.turns) <= turns:
         return trajectory

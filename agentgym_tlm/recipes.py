@@ -26,7 +26,7 @@ from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.methods import METHODS, option_group
 from agentgym_tlm.trainers.sft import SFTArguments
 
-TrainerName = Literal["sft", "dpo", "dmpo", "dil", "kto", "tlm-dre", "nat", "coh"]
+TrainerName = Literal["sft", "rft", "dpo", "dmpo", "dil", "kto", "ipr", "stepagent", "nat", "coh", "tlm-dre"]
 ConfigT = TypeVar("ConfigT", bound="ExperimentConfig")
 
 
@@ -170,7 +170,15 @@ class ExperimentConfig:
         return replace(self, output_dir=file.parent) if own else self
 
 
-_TINY_PAIRS = {
+_TINY_SFT: dict[str, Any] = {
+    "learning_rate": 2e-3,
+    "per_device_train_batch_size": 4,
+    "warmup_ratio": 0.05,
+    "weight_decay": 0.01,
+    "adam_beta2": 0.98,
+    "mixed_precision": "bf16",
+}
+_TINY_PAIRS: dict[str, Any] = {
     "learning_rate": 2e-5,
     "gradient_accumulation_steps": 1,
     "mixed_precision": "bf16",
@@ -182,6 +190,9 @@ _TINY_METHODS: dict[str, dict[str, Any]] = {
     "dmpo": {**_TINY_PAIRS, "num_train_epochs": 1.0},
     "dil": _TINY_PAIRS,
     "kto": _TINY_PAIRS,
+    "rft": {**_TINY_SFT, "num_tasks": 256, "n_slots": 128},
+    "ipr": {**_TINY_PAIRS, "num_tasks": 64, "num_iterations": 1},
+    "stepagent": _TINY_PAIRS,
     "tlm-dre": _TINY_PAIRS,
     "nat": {
         "learning_rate": 5e-4,
@@ -222,17 +233,14 @@ def _tiny(config: ConfigT) -> ConfigT:
         expert=ExpertArguments(num_tasks=recipe.num_tasks, noise=recipe.noise),
         tiny=TinyArguments(layers=recipe.layers),
         sft=SFTArguments(
-            learning_rate=recipe.learning_rate,
-            per_device_train_batch_size=4,
-            num_train_epochs=recipe.num_train_epochs,
-            warmup_ratio=0.05,
-            weight_decay=0.01,
-            adam_beta2=0.98,
-            mixed_precision="bf16",
+            **{**_TINY_SFT, "learning_rate": recipe.learning_rate}, num_train_epochs=recipe.num_train_epochs
         ),
         evaluation=EvaluationArguments(num_tasks=recipe.evaluated_tasks, n_slots=128),
     )
-    return config if config.trainer == "sft" else config.with_method(**_TINY_METHODS[config.trainer])
+    if config.trainer == "sft":
+        return config
+    epochs = {"num_train_epochs": recipe.num_train_epochs} if isinstance(config.method, SFTArguments) else {}
+    return config.with_method(**_TINY_METHODS[config.trainer], **epochs)
 
 
 @cache

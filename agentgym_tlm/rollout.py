@@ -3,9 +3,10 @@
 ``n_slots`` episodes run side by side, one environment each. All running episodes get their next response in one call of
 the policy, and a slot whose episode has ended takes the next task at once: no slot waits for another's episode.
 
-What an episode does depends on the seed, its task, its sample number and the policy, and on nothing else: not on the
-number of slots, nor on the other tasks or their order. (Up to floating point: a language model's logits differ in their
-last bits with the size of the batch, which can tip a draw about once in a million.)
+What an episode does depends on the seed, its task, its sample number, the prefix that it begins with, if any, and the
+policy, and on nothing else: not on the number of slots, nor on the other tasks or their order. (Up to floating point: a
+language model's logits differ in their last bits with the size of the batch, which can tip a draw about once in a
+million.)
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from agentgym_tlm.envs.args import text_env
 from agentgym_tlm.envs.base import TextEnv
 from agentgym_tlm.errors import ConfigError, EnvironmentFailureError
 from agentgym_tlm.policies.base import Conversation, Generation, Policy
+from agentgym_tlm.prefix import Beginnings, Prefix
 from agentgym_tlm.trajectory import StopReason, Trajectory, TrajectoryWriter, Turn, read_trajectories
 
 
@@ -38,16 +40,27 @@ class RolloutProgress:
 
 
 class EpisodeKey(NamedTuple):
-    """What names an episode within a rollout."""
+    """What names an episode within a rollout; ``prefix`` is the name of the one that it begins with, or ""."""
 
     task_id: str
     sample: int
+    prefix: str = ""
+
+    @classmethod
+    def to_play(cls, task: str | Prefix) -> EpisodeKey:
+        """Of the first episode of ``task``."""
+        return cls(task, 0) if isinstance(task, str) else cls(task.task_id, 0, task.name)
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> EpisodeKey:
+        """Of an episode that was played."""
+        return cls(trajectory.task_id, trajectory.sample, trajectory.metadata.get("prefix", ""))
 
 
 def rollout(
     policy: Policy,
     env_id: str,
-    tasks: Sequence[str] | None = None,
+    tasks: Sequence[str | Prefix] | None = None,
     *,
     split: str = "train",
     n_slots: int = 32,
@@ -61,11 +74,11 @@ def rollout(
 ) -> list[Trajectory]:
     """Play every task ``samples_per_task`` times; trajectories in the order of ``tasks``, samples of a task together.
 
-    ``tasks`` are task ids, by default all of the split's manifest, in its order. ``max_turns`` overrides the
-    environment's step limit. ``writer`` gets each trajectory as its episode ends. ``progress`` is called with the
-    counts so far after every round of turns. ``resume`` are trajectories of an earlier, interrupted call with the same
-    arguments: they are returned in their places and not played again, except those that ended as ``env_error`` or
-    ``aborted``.
+    ``tasks`` are task ids, by default all of the split's manifest, in its order; an episode of a :class:`Prefix` begins
+    behind its turns. ``max_turns`` overrides the environment's step limit. ``writer`` gets each trajectory as its
+    episode ends. ``progress`` is called with the counts so far after every round of turns. ``resume`` are trajectories
+    of an earlier, interrupted call with the same arguments: they are returned in their places and not played again,
+    except those that ended as ``env_error`` or ``aborted``.
 
     An EnvironmentFailureError ends its episode as ``env_error`` and replaces the environment. On KeyboardInterrupt the
     running episodes are written as ``aborted`` before it propagates. Raises ConfigError when ``resume`` does not belong
@@ -73,7 +86,7 @@ def rollout(
     Raises TaskNotFoundError for an unknown task.
     """
     kept = {
-        EpisodeKey(trajectory.task_id, trajectory.sample): trajectory
+        EpisodeKey.of(trajectory): trajectory
         for trajectory in resume
         if trajectory.stop_reason not in (StopReason.ENV_ERROR, StopReason.ABORTED)
     }
@@ -81,12 +94,12 @@ def rollout(
         policy, env_id, tasks, split, n_slots, env_kwargs, samples_per_task, seed, max_turns, writer, kept, progress
     )
     run.check_resumable(resume)
-    played = {EpisodeKey(trajectory.task_id, trajectory.sample): trajectory for trajectory in run.play()}
+    played = {EpisodeKey.of(trajectory): trajectory for trajectory in run.play()}
     return [played[key] if key in played else kept[key] for key in run.keys]
 
 
 def logged_rollout(
-    log: Path, policy: Policy, env_id: str, tasks: Sequence[str] | None = None, **options: Any
+    log: Path, policy: Policy, env_id: str, tasks: Sequence[str | Prefix] | None = None, **options: Any
 ) -> list[Trajectory]:
     """:func:`rollout` with its ``options``, logged to a JSONL file; episodes that it holds are not played again."""
     with TrajectoryWriter(log) as writer:
@@ -97,7 +110,7 @@ def logged_rollout(
 def iter_rollout(
     policy: Policy,
     env_id: str,
-    tasks: Sequence[str] | None = None,
+    tasks: Sequence[str | Prefix] | None = None,
     *,
     split: str = "train",
     n_slots: int = 32,
@@ -106,22 +119,23 @@ def iter_rollout(
     seed: int = 0,
     max_turns: int | None = None,
     writer: TrajectoryWriter | None = None,
-    skip: Collection[tuple[str, int]] = (),
+    skip: Collection[tuple[str, int] | EpisodeKey] = (),
     progress: Callable[[RolloutProgress], None] | None = None,
 ) -> Iterator[Trajectory]:
     """:func:`rollout` as a generator: trajectories as their episodes end, in the order in which they end.
 
-    ``skip`` names episodes, as (task id, sample), that are not played.
+    ``skip`` names episodes, as (task id, sample) or as EpisodeKey, that are not played.
     """
+    names = {EpisodeKey(*name) for name in skip}
     run = _Rollout(
-        policy, env_id, tasks, split, n_slots, env_kwargs, samples_per_task, seed, max_turns, writer, skip, progress
+        policy, env_id, tasks, split, n_slots, env_kwargs, samples_per_task, seed, max_turns, writer, names, progress
     )
     return run.play()
 
 
-def episode_seed(seed: int, task_id: str, sample: int | None = None) -> np.random.SeedSequence:
+def episode_seed(seed: int, task_id: str, sample: int | None = None, prefix: str = "") -> np.random.SeedSequence:
     """Seed of an episode's random stream; without ``sample``, of the initial state that a task's samples share."""
-    name = f"{task_id}\n{'' if sample is None else sample}"
+    name = f"{task_id}\n{'' if sample is None else sample}" + (f"\n{prefix}" if prefix else "")
     digest = hashlib.sha256(name.encode()).digest()
     return np.random.SeedSequence([seed, *np.frombuffer(digest, dtype="<u4").tolist()])
 
@@ -133,7 +147,7 @@ class _Rollout:
         self,
         policy: Policy,
         env_id: str,
-        tasks: Sequence[str] | None,
+        tasks: Sequence[str | Prefix] | None,
         split: str,
         n_slots: int,
         env_kwargs: Mapping[str, Any] | None,
@@ -141,7 +155,7 @@ class _Rollout:
         seed: int,
         max_turns: int | None,
         writer: TrajectoryWriter | None,
-        skip: Collection[tuple[str, int]],
+        skip: Collection[EpisodeKey],
         progress: Callable[[RolloutProgress], None] | None,
     ) -> None:
         if n_slots < 1 or samples_per_task < 1:
@@ -160,13 +174,15 @@ class _Rollout:
         self._progress = progress
         first = _Slot(self)
         manifest = first.text_env.manifest
-        task_ids = list(manifest if tasks is None else tasks)
-        for task_id in task_ids:
+        starts = {EpisodeKey.to_play(task): task for task in (manifest if tasks is None else tasks)}
+        for task_id, *_ in starts:
             manifest.index(task_id)
-        if len(set(task_ids)) < len(task_ids):
+        if tasks is not None and len(starts) < len(tasks):
             raise ConfigError("tasks names a task twice; samples_per_task plays tasks more than once")
-        self.keys = [EpisodeKey(task_id, sample) for task_id in task_ids for sample in range(samples_per_task)]
+        self.prefixes = {key.prefix: task for key, task in starts.items() if isinstance(task, Prefix)}
+        self.keys = [key._replace(sample=sample) for key in starts for sample in range(samples_per_task)]
         queue = [key for key in self.keys if key not in skip]
+        self.beginnings = Beginnings(key.prefix for key in queue if key.prefix)
         self._queue = iter(queue)
         self._counts = RolloutProgress(total=len(queue))
         self._slots = [first, *(_Slot(self) for _ in range(1, min(n_slots, len(queue))))]
@@ -252,6 +268,8 @@ class _Slot:
     def __init__(self, run: _Rollout) -> None:
         self._run = run
         self._env = run.make_env()
+        self._playing: gym.Env[str, str] = self._env
+        self._turns_left: int | None = None
 
     @property
     def text_env(self) -> TextEnv:
@@ -266,9 +284,11 @@ class _Slot:
     def start(self, key: EpisodeKey) -> Trajectory | None:
         """Begin an episode; returns its trajectory if the environment fails at once."""
         run = self._run
+        prefix = run.prefixes.get(key.prefix)
         rng = np.random.default_rng(episode_seed(run.seed, *key))
-        self.conversation = Conversation(run.env_id, key.task_id, "", rng, expert=self.text_env.expert)
+        self.conversation = Conversation(run.env_id, key.task_id, "", rng)
         weights = run.policy.fingerprint
+        start = "/".join(filter(None, (key.task_id, key.prefix)))
         self.trajectory = Trajectory(
             env_id=run.env_id,
             task_id=key.task_id,
@@ -278,20 +298,37 @@ class _Slot:
             seed=run.seed,
             policy=run.policy.name,
             prompt_format=run.policy.format.name,
-            group_id=f"{key.task_id}/seed{run.seed}/{run.policy.name}@{run.policy.version}",
+            group_id=f"{start}/seed{run.seed}/{run.policy.name}@{run.policy.version}",
             sample=key.sample,
             env=self.world,
-            metadata={"weights": weights} if weights else {},
+            metadata={**({"weights": weights} if weights else {}), **({} if prefix is None else prefix.record)},
         )
-        state = int(episode_seed(run.seed, key.task_id).generate_state(1)[0])
         try:
-            observation, info = self._env.reset(seed=state, options={"task_id": key.task_id})
+            observation, info = self._begin(key.task_id, prefix)
         except EnvironmentFailureError as error:
             return self._fail(error)
         self.trajectory.instruction = self.conversation.instruction = info["instruction"]
         self.trajectory.task_type = info["task_type"]
         self._observe(observation, info)
         return None
+
+    def _begin(self, task_id: str, prefix: Prefix | None) -> tuple[str, dict[str, Any]]:
+        """Bring environment and conversation to where the policy's first turn is due."""
+        run, conversation = self._run, self.conversation
+        state = int(episode_seed(run.seed if prefix is None else prefix.state_seed, task_id).generate_state(1)[0])
+        self._turns_left = None
+        if prefix is None:
+            self._playing = self._env
+            conversation.expert = self.text_env.expert
+            return self._env.reset(seed=state, options={"task_id": task_id})
+        assert self.trajectory is not None
+        self._turns_left = prefix.max_turns
+        self.trajectory.turns = prefix.context()
+        conversation.observations = [turn.observation for turn in self.trajectory.turns]
+        conversation.responses = [turn.response for turn in self.trajectory.turns]
+        conversation.sequences, conversation.spans = prefix.tokens()
+        self._playing = self.text_env  # the wrappers of gym.make would miss what restore does
+        return run.beginnings.begin(prefix, self.text_env, state)
 
     def play(self, generation: Generation) -> Trajectory | None:
         """Carry out a response; returns the trajectory if that ends the episode."""
@@ -313,18 +350,21 @@ class _Slot:
             policy_version=policy.version,
             trainable=generation.trainable,
         )
-        if generation.token_ids is not None:
-            turn.sequence, *span = conversation.spans[-1]
-            turn.span = (span[0], span[1])
         self.trajectory.turns.append(turn)
+        if generation.token_ids is not None:  # a given turn may have been text until the policy encoded it
+            for played, (sequence, start, end) in zip(self.trajectory.turns, conversation.spans, strict=True):
+                played.sequence, played.span = sequence, (start, end)
         try:
-            observation, reward, terminated, truncated, info = self._env.step(turn.action or "")
+            observation, reward, terminated, truncated, info = self._playing.step(turn.action or "")
         except EnvironmentFailureError as error:
             turn.trainable = False  # nobody knows what it would have done
             return self._fail(error)
         turn.reward = float(reward)
         turn.action_valid = turn.action is not None and bool(info["action_valid"])
         self._observe(observation, info)
+        if self._turns_left is not None:
+            self._turns_left -= 1
+            truncated = truncated or self._turns_left == 0
         reason = TextEnv.stop_reason(won=info["won"], terminated=terminated, truncated=truncated)
         return None if reason is None else self.end(StopReason(reason))
 

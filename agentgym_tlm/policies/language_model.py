@@ -189,6 +189,8 @@ class LanguageModelPolicy:
         ids = conversation.sequences[0] if conversation.sequences else []
         new: list[int] = []
         spans = []
+        if ids and ids[-1] != self.renderer.end_of_turn_id:  # a given turn whose end was not sampled
+            new.append(self.renderer.end_of_turn_id)
         for turn in range(len(conversation.spans), len(conversation.responses)):  # turns that somebody else played
             new += self.renderer.prompt(conversation.instruction, conversation.observations, turn)
             response = self.renderer.response(conversation.responses[turn])

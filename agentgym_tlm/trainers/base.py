@@ -24,7 +24,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 from torch import Tensor
-from transformers import get_scheduler
+from transformers import PreTrainedModel, get_scheduler
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentgym_tlm.batch import Example, TurnBatch, collate
@@ -102,11 +102,7 @@ class Trainer(ABC, Generic[ArgsT]):
             step_scheduler_with_optimizer=False,
         )
         set_seed(args.seed)
-        policy.model = merged(policy.model)
-        if args.lora is not None:
-            policy.model = with_adapters(policy.model, args.lora)
-        if args.gradient_checkpointing:
-            policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        policy.model = self.trainable(merged(policy.model))
         if args.report_to:
             self.accelerator.init_trackers("agentgym-tlm", config={"run": json.dumps(self._run())})
 
@@ -125,6 +121,13 @@ class Trainer(ABC, Generic[ArgsT]):
     def before_update(self, parts: Sequence[Sequence[Item]], shares: Sequence[float]) -> None:
         """See what an update is about to learn from: this process's micro-batches, and their shares of its units."""
         del parts, shares
+
+    def trainable(self, model: PreTrainedModel) -> Any:
+        """The model with what the arguments train and save memory by: adapters, gradient checkpointing."""
+        adapted: Any = model if self.args.lora is None else with_adapters(model, self.args.lora)
+        if self.args.gradient_checkpointing:
+            adapted.gradient_checkpointing_enable({"use_reentrant": False})
+        return adapted
 
     def evaluate(self) -> dict[str, float]:
         """Play on held-out tasks, log and return the result. Raises ConfigError when no evaluation was given."""

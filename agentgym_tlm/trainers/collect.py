@@ -19,8 +19,9 @@ from agentgym_tlm.files import write_text
 from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.ranges import check_range
-from agentgym_tlm.rollout import RolloutProgress, logged_rollout
+from agentgym_tlm.rollout import EpisodeKey, RolloutProgress, logged_rollout
 from agentgym_tlm.trajectory import Trajectory
 
 
@@ -28,7 +29,7 @@ def play(
     accelerator: Accelerator,
     policy: Policy,
     envs: EnvArgs,
-    tasks: Sequence[str],
+    tasks: Sequence[str | Prefix],
     path: Path,
     *,
     split: str = "train",
@@ -57,8 +58,8 @@ def play(
     )
     if world == 1:
         return mine
-    position = {task: i for i, task in enumerate(tasks)}
-    return sorted(gather_object(mine), key=lambda t: (position[t.task_id], t.sample))
+    position = {EpisodeKey.to_play(task): i for i, task in enumerate(tasks)}
+    return sorted(gather_object(mine), key=lambda t: (position[EpisodeKey.of(t)._replace(sample=0)], t.sample))
 
 
 def expert_play(

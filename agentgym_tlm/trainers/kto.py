@@ -149,7 +149,9 @@ class KTOTrainer(PreferenceTrainer[KTOArguments]):
             self.claim_folder(self._folder.name)
         if path.exists():
             return list(read_trajectories(path))
-        expert, sampled = self.play()
+        args = self.args
+        tasks, expert = self.demonstrations()
+        sampled = self.sample(tasks, "sampled", temperature=args.temperature, samples=args.samples_per_task)
         pairs, dropped = self.pair(expert, sampled)
         wins = [trajectory for trajectory in sampled if trajectory.won and untrainable_reason(trajectory) is None]
         failures = [pair.rejected for pair in pairs]

@@ -10,8 +10,11 @@ from agentgym_tlm.trainers.coh import CoHArguments, CoHTrainer
 from agentgym_tlm.trainers.dil import DILArguments, DILTrainer
 from agentgym_tlm.trainers.dmpo import DMPOArguments, DMPOTrainer
 from agentgym_tlm.trainers.dpo import DPOArguments, DPOTrainer
+from agentgym_tlm.trainers.ipr import IPRArguments, IPRTrainer
 from agentgym_tlm.trainers.kto import KTOArguments, KTOTrainer
 from agentgym_tlm.trainers.nat import NATArguments, NATTrainer
+from agentgym_tlm.trainers.rft import RFTArguments, RFTTrainer
+from agentgym_tlm.trainers.stepagent import StepAgentArguments, StepAgentTrainer
 from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
 
 
@@ -23,13 +26,16 @@ class Method(NamedTuple):
 
 
 METHODS: dict[str, Method] = {
+    "rft": Method(RFTArguments, RFTTrainer),
     "dpo": Method(DPOArguments, DPOTrainer),
     "dmpo": Method(DMPOArguments, DMPOTrainer),
     "dil": Method(DILArguments, DILTrainer),
     "kto": Method(KTOArguments, KTOTrainer),
-    "tlm-dre": Method(TLMDREArguments, TLMDRETrainer),
+    "ipr": Method(IPRArguments, IPRTrainer),
+    "stepagent": Method(StepAgentArguments, StepAgentTrainer),
     "nat": Method(NATArguments, NATTrainer),
     "coh": Method(CoHArguments, CoHTrainer),
+    "tlm-dre": Method(TLMDREArguments, TLMDRETrainer),
 }
 """``sft`` is none of these: it is where they all start."""
 

@@ -23,6 +23,7 @@ from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.pairs import Pair, build_pairs, is_scored, read_pairs, score_reference, write_pairs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
@@ -143,45 +144,53 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
         self.claim_folder(self._folder.name)
         if folder.exists():
             return read_pairs(folder)
-        pairs, dropped = self.pair(*self.play())
+        tasks, expert = self.demonstrations()
+        pairs, dropped = self.build(tasks, expert)
         self.log({f"dropped_{reason}": n for reason, n in sorted(dropped.items())})
         if not pairs:
             raise ConfigError(_no_pair(dropped))
         return pairs
 
-    def play(self) -> tuple[list[Trajectory], list[Trajectory]]:
-        """The expert's wins on the training tasks, and what the policy samples there in the current iteration."""
-        args = self.args
-        given = self.expert_episodes
+    def demonstrations(self) -> tuple[list[str], list[Trajectory]]:
+        """The training tasks, and the expert's wins on them as far as they fit into the policy's context."""
+        args, given = self.args, self.expert_episodes
         tasks = training_tasks(self.envs, args.num_tasks, given)
         path = self.output_dir / "expert.jsonl"
         played = expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed, given=given)
-        expert = within_context(played, self.policy.max_context)
-        with sampling_at(self.policy, args.temperature):
-            sampled = play(
+        return tasks, within_context(played, self.policy.max_context)
+
+    def build(self, tasks: Sequence[str], expert: Sequence[Trajectory]) -> tuple[list[Pair], Counter[str]]:
+        """Pairs of the expert's wins on ``tasks`` and what the policy samples, and how many made none, by reason."""
+        args = self.args
+        sampled = self.sample(tasks, "sampled", temperature=args.temperature, samples=args.samples_per_task)
+        return self.pair(expert, sampled)
+
+    def pair(self, expert: Sequence[Trajectory], sampled: Sequence[Trajectory]) -> tuple[list[Pair], Counter[str]]:
+        """:func:`build_pairs` with the filters and the limit of the arguments."""
+        return build_pairs(expert, sampled, max_pairs_per_task=self.args.max_pairs_per_task, **self.filters)
+
+    @property
+    def filters(self) -> dict[str, int | None]:
+        """Options of :func:`build_pairs` by which it leaves out or shortens failures."""
+        names = ("max_repeats", "max_rejected_tokens", "max_extra_turns")
+        return {name: getattr(self.args, name) for name in names}
+
+    def sample(
+        self, tasks: Sequence[str | Prefix], name: str, *, temperature: float, samples: int = 1
+    ) -> list[Trajectory]:
+        """What the policy plays on ``tasks``, logged to the iteration's ``<name>.jsonl`` and not played again."""
+        with sampling_at(self.policy, temperature):
+            return play(
                 self.accelerator,
                 self.policy,
                 self.envs,
                 tasks,
-                self._folder / "sampled.jsonl",
-                samples_per_task=args.samples_per_task,
+                self._folder / f"{name}.jsonl",
+                samples_per_task=samples,
                 seed=self.iteration_seed,
-                n_slots=args.n_slots,
+                n_slots=self.args.n_slots,
                 progress=self.on_rollout,
             )
-        return expert, sampled
-
-    def pair(self, expert: Sequence[Trajectory], sampled: Sequence[Trajectory]) -> tuple[list[Pair], Counter[str]]:
-        """:func:`build_pairs` with the filters of the arguments."""
-        args = self.args
-        return build_pairs(
-            expert,
-            sampled,
-            max_pairs_per_task=args.max_pairs_per_task,
-            max_repeats=args.max_repeats,
-            max_rejected_tokens=args.max_rejected_tokens,
-            max_extra_turns=args.max_extra_turns,
-        )
 
     def train_pairs(self, pairs: Sequence[Pair]) -> None:
         """Learn from the given pairs. Those without reference scores are scored once and kept in the run folder.
@@ -242,6 +251,9 @@ _DROPPED = {
     "tie": ("scored as high as the expert", "raise num_tasks or samples_per_task"),
     "repetitive": ("repeat an action too often", "raise max_repeats"),
     "overlong": ("are too long", "raise max_rejected_tokens"),
+    "over_task_limit": ("are beyond the limit of their task", "raise max_pairs_per_task"),
+    "same_action": ("act as the expert does", "raise num_tasks or temperature"),
+    "not_worse": ("act no worse than the expert by step reward", "lower step_margin or raise num_tasks"),
     "no_expert": ("are of tasks that the expert did not win", "raise num_tasks or the environment's max_episode_steps"),
 }
 """What the counts of :func:`build_pairs` mean, and the remedy when nothing else is left."""
