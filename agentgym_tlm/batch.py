@@ -3,7 +3,7 @@
 An :class:`Example` is one trajectory as arrays; :func:`collate` pads examples into a :class:`TurnBatch`. Losses see
 per-token values *flat*, as ``[N]``: the N tokens of the loss in row-major order, without prompts, observations and
 padding. Shapes: B rows, L positions, M trajectories, T turns. A row is one token sequence of a trajectory: M = B for
-append-only prompt formats, while a windowed format has one row per turn.
+append-only prompt formats, while a windowed format has one row per turn, and a packed row holds several sequences.
 """
 
 from __future__ import annotations
@@ -108,10 +108,11 @@ class TurnBatch:
     attention_mask: Tensor  # [B, L] int64, 1 for real tokens
     turn_ids: Tensor  # [B, L] int64, -1 where no response is
     loss_mask: Tensor  # [B, L] bool: produced by the policy in a turn that may be trained on
-    trajectory_index: Tensor  # [B] int64 in [0, M)
+    trajectory_index: Tensor  # [B, L] int64 in [0, M)
     turn_weights: Tensor  # [M, T] float32, 0 where a trajectory has no such turn
     won: Tensor  # [M] bool
     groups: tuple[tuple[int, int, int], ...]
+    position_ids: Tensor | None = None  # [B, L] int64, where a row holds several sequences
     ref_logprobs: Tensor | None = None  # [B, L] float32
     old_logprobs: Tensor | None = None  # [B, L] float32
     advantages: Tensor | None = None  # [B, L] float32
@@ -141,7 +142,7 @@ class TurnBatch:
     def turn_sums(self, values: Tensor) -> Tensor:
         """[M, T] sums of flat [N] values over the tokens of each turn."""
         size = self.turn_weights.numel()
-        index = (self.trajectory_index[:, None] * self.turn_weights.shape[1] + self.turn_ids)[self.loss_mask]
+        index = (self.trajectory_index * self.turn_weights.shape[1] + self.turn_ids)[self.loss_mask]
         return values.new_zeros(size).index_add(0, index, values).view(self.turn_weights.shape)
 
     def turn_counts(self) -> Tensor:
@@ -149,34 +150,72 @@ class TurnBatch:
         return self.turn_sums(torch.ones(int(self.loss_mask.sum()), device=self.loss_mask.device))
 
 
-def collate(*groups: Sequence[Example]) -> TurnBatch:
-    """Pad examples into one batch; each group of examples becomes one block of rows with a length of its own."""
+def collate(*groups: Sequence[Example], packed: bool = False) -> TurnBatch:
+    """Pad examples into one batch; each group of examples becomes one block of rows with a length of its own.
+
+    With ``packed`` a row holds as many sequences as fit into the length of its group's longest one, each of which sees
+    itself alone.
+    """
     examples = [example for group in groups for example in group]
-    rows = [(index, row) for index, example in enumerate(examples) for row in example.rows]
-    shape = (len(rows), max(len(row.input_ids) for _, row in rows))
-    input_ids, attention_mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    blocks: list[tuple[int, int, int]] = []
+    rows: list[list[tuple[int, Row]]] = []
+    first = 0
+    for group in groups:
+        block = _pack(group, first) if packed else [[(first + i, row)] for i, e in enumerate(group) for row in e.rows]
+        blocks.append((len(rows), len(rows) + len(block), max(example.length for example in group)))
+        rows += block
+        first += len(group)
+    shape = (len(rows), max(length for _, _, length in blocks))
+    input_ids, attention_mask, index, positions = (np.zeros(shape, np.int64) for _ in range(4))
     turn_ids, loss_mask = np.full(shape, -1, np.int64), np.zeros(shape, np.bool_)
-    for at, (_, row) in enumerate(rows):
-        length = len(row.input_ids)
-        input_ids[at, :length] = row.input_ids
-        attention_mask[at, :length] = 1
-        turn_ids[at, :length] = row.turn_ids
-        loss_mask[at, :length] = row.loss_mask
+    ref_logprobs, old_logprobs = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    for at, parts in enumerate(rows):
+        start = 0
+        for trajectory, row in parts:
+            here = np.s_[at, start : start + len(row.input_ids)]
+            start += len(row.input_ids)
+            input_ids[here], attention_mask[here], index[here] = row.input_ids, 1, trajectory
+            positions[here] = np.arange(len(row.input_ids))
+            turn_ids[here], loss_mask[here] = row.turn_ids, row.loss_mask
+            for values, known in ((ref_logprobs, row.ref_logprobs), (old_logprobs, row.old_logprobs)):
+                if known is not None:
+                    values[here] = known
     turn_weights = np.zeros((len(examples), max(len(example.turn_weights) for example in examples)), np.float32)
-    for index, example in enumerate(examples):
-        turn_weights[index, : len(example.turn_weights)] = example.turn_weights
+    for at, example in enumerate(examples):
+        turn_weights[at, : len(example.turn_weights)] = example.turn_weights
+    scored = all(row.ref_logprobs is not None for example in examples for row in example.rows)
+    sampled = all(row.old_logprobs is not None for example in examples for row in example.rows)
     return TurnBatch(
         input_ids=torch.from_numpy(input_ids),
         attention_mask=torch.from_numpy(attention_mask),
         turn_ids=torch.from_numpy(turn_ids),
         loss_mask=torch.from_numpy(loss_mask),
-        trajectory_index=torch.tensor([index for index, _ in rows]),
+        trajectory_index=torch.from_numpy(index),
         turn_weights=torch.from_numpy(turn_weights),
         won=torch.tensor([example.won for example in examples]),
-        groups=_blocks(groups),
-        ref_logprobs=_pad([row.ref_logprobs for _, row in rows], shape),
-        old_logprobs=_pad([row.old_logprobs for _, row in rows], shape),
+        groups=tuple(blocks),
+        position_ids=torch.from_numpy(positions) if packed else None,
+        ref_logprobs=torch.from_numpy(ref_logprobs) if scored else None,
+        old_logprobs=torch.from_numpy(old_logprobs) if sampled else None,
     )
+
+
+def _pack(group: Sequence[Example], first: int) -> list[list[tuple[int, Row]]]:
+    """The rows of a group, longest first, each in the first bin with room; with the index of its trajectory."""
+    rows = [(first + i, row) for i, example in enumerate(group) for row in example.rows]
+    rows.sort(key=lambda entry: -len(entry[1].input_ids))
+    capacity = len(rows[0][1].input_ids)
+    bins: list[list[tuple[int, Row]]] = []
+    room: list[int] = []
+    for entry in rows:
+        length = len(entry[1].input_ids)
+        at = next((i for i, left in enumerate(room) if left >= length), len(bins))
+        if at == len(bins):
+            bins.append([])
+            room.append(capacity)
+        bins[at].append(entry)
+        room[at] -= length
+    return bins
 
 
 def _check_trainable(trajectory: Trajectory) -> None:
@@ -233,22 +272,3 @@ def _token_values(
             )
         values[start:end] = getattr(turn, name)
     return values
-
-
-def _pad(rows: list[npt.NDArray[np.float32] | None], shape: tuple[int, int]) -> Tensor | None:
-    if any(row is None for row in rows):
-        return None
-    padded = np.zeros(shape, np.float32)
-    for at, row in enumerate(rows):
-        assert row is not None
-        padded[at, : len(row)] = row
-    return torch.from_numpy(padded)
-
-
-def _blocks(groups: Sequence[Sequence[Example]]) -> tuple[tuple[int, int, int], ...]:
-    blocks, start = [], 0
-    for group in groups:
-        stop = start + sum(len(example.rows) for example in group)
-        blocks.append((start, stop, max(example.length for example in group)))
-        start = stop
-    return tuple(blocks)

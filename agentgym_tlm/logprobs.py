@@ -37,16 +37,27 @@ class TokenLogprobs(nn.Module):
         self._parts: tuple[nn.Module, nn.Module] = (causal_lm.base_model, causal_lm.get_output_embeddings())
         self._check_logits(causal_lm)
 
-    def forward(self, input_ids: Tensor, loss_mask: Tensor, groups: tuple[tuple[int, int, int], ...]) -> Tensor:
-        """[N] log-probs for ``input_ids`` and ``loss_mask`` [B, L], of which ``groups`` are the padded blocks."""
+    def forward(
+        self,
+        input_ids: Tensor,
+        loss_mask: Tensor,
+        groups: tuple[tuple[int, int, int], ...],
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """[N] log-probs for ``input_ids`` and ``loss_mask`` [B, L], of which ``groups`` are the padded blocks.
+
+        Where ``position_ids`` [B, L] begin anew, another sequence begins in the row.
+        """
         logprobs = []
         for start, stop, length in groups:
             ids, mask = input_ids[start:stop, :length], loss_mask[start:stop, 1:length]
-            hidden = self._hidden(pad(ids, (0, self._padding(ids, 1, 64, self._max_length))))[:, : length - 1][mask]
+            extra = (0, self._padding(ids, 1, 64, self._max_length))
+            positions = None if position_ids is None else pad(position_ids[start:stop, :length], extra)
+            hidden = self._hidden(pad(ids, extra), positions)[:, : length - 1][mask]
             targets = ids[:, 1:][mask]
             found = len(targets)
-            extra = self._padding(targets, 0, min(256, self._chunk_size))
-            hidden, targets = pad(hidden, (0, 0, 0, extra)), pad(targets, (0, extra))
+            missing = self._padding(targets, 0, min(256, self._chunk_size))
+            hidden, targets = pad(hidden, (0, 0, 0, missing)), pad(targets, (0, missing))
             chunks = list(zip(hidden.split(self._chunk_size), targets.split(self._chunk_size), strict=True))
             parts = []
             for chunk in chunks:
@@ -67,9 +78,11 @@ class TokenLogprobs(nn.Module):
         padding = -length % multiple if values.device.type == "cpu" else 0
         return padding if limit is None else max(0, min(padding, limit - length))
 
-    def _hidden(self, input_ids: Tensor) -> Tensor:
+    def _hidden(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         # Under a causal mask padding on the right reaches no real token; without a padding mask attention is faster.
-        hidden: Tensor = self._parts[0](input_ids=input_ids, use_cache=False).last_hidden_state
+        # Transformers keeps sequences of a row apart by their position ids.
+        body = self._parts[0]
+        hidden: Tensor = body(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -103,5 +116,7 @@ class TokenLogprobs(nn.Module):
 
 def token_logprobs(model: nn.Module, batch: TurnBatch, chunk_size: int | None = None) -> Tensor:
     """[N] log-probs of the tokens of the loss under ``model``; see :class:`TokenLogprobs`."""
-    logprobs: Tensor = TokenLogprobs(model, chunk_size)(batch.input_ids, batch.loss_mask, batch.groups)
+    logprobs: Tensor = TokenLogprobs(model, chunk_size)(
+        batch.input_ids, batch.loss_mask, batch.groups, batch.position_ids
+    )
     return logprobs

@@ -7,8 +7,9 @@ import torch
 
 from agentgym_tlm.batch import Example, TurnBatch, collate, select_trainable
 from agentgym_tlm.errors import TrajectoryError
+from agentgym_tlm.logprobs import token_logprobs
 from agentgym_tlm.trajectory import StopReason, Trajectory
-from tests.trainers.toys import episode
+from tests.trainers.toys import episode, tiny_model
 
 
 def batch_of(*trajectories: Trajectory) -> TurnBatch:
@@ -24,10 +25,33 @@ def test_turn_sums_by_hand() -> None:
     assert batch.turn_ids[1].tolist() == [-1, -1, 0, -1, 1, 1, 1, -1, -1, 2, 2]
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_packed_rows_give_the_log_probs_of_padded_ones(kind: str) -> None:
+    """A sequence that saw its neighbour in the row would be trained on another episode's text."""
+    model = tiny_model(kind).eval()
+    sides = [
+        [episode([(9, 5), (3, 4)]), episode([(4, 2)], seed=1), episode([(3, 2), (2, 1)], seed=2)],
+        [episode([(6, 2), (2, 2)], seed=3, windowed=True), episode([(3, 1)], seed=4), episode([(2, 2)], seed=5)],
+    ]
+    for turn in (turn for side in sides for trajectory in side for turn in trajectory.turns):
+        turn.ref_logprobs = [-0.5 * (i + 1) for i in range(turn.span[1] - turn.span[0])] if turn.span else None
+    groups = [[Example.from_trajectory(trajectory) for trajectory in side] for side in sides]
+    padded, packed = collate(*groups), collate(*groups, packed=True)
+    assert (len(padded.input_ids), len(packed.input_ids)) == (7, 5)
+    for name, values in (("log-probs", None), ("reference", "ref_logprobs")):
+        sums = [
+            batch.turn_sums(token_logprobs(model, batch) if values is None else batch.flat(batch.ref_logprobs))
+            for batch in (padded, packed)
+        ]
+        torch.testing.assert_close(*sums, atol=1e-5, rtol=1e-5, msg=name)
+    assert torch.equal(padded.turn_counts(), packed.turn_counts())
+    assert torch.equal(padded.turn_weights, packed.turn_weights)
+
+
 def test_windowed_trajectory_has_one_row_per_turn_and_one_line_of_turns() -> None:
     windowed = episode([(4, 2), (6, 3), (3, 1)], windowed=True)
     batch = batch_of(windowed, episode([(2, 2)], seed=1))
-    assert batch.trajectory_index.tolist() == [0, 0, 0, 1]
+    assert batch.trajectory_index[batch.loss_mask].tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
     assert batch.num_trajectories == 2
     assert batch.turn_counts().tolist() == [[2.0, 3.0, 1.0], [2.0, 0.0, 0.0]]
 

@@ -66,6 +66,9 @@ class TrainingArguments:
     """Autocast precision; weights and optimizer stay as loaded."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+    packing: bool = False
+    """Put short sequences into one row, each seeing itself alone: less padding where lengths differ much. Not faster on
+    a CPU, where attention then computes what it masks."""
     lora: LoraArguments | None = None
     """Train adapters instead of all weights."""
     seed: Annotated[int, tyro.conf.Suppress] = 0

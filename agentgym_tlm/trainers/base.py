@@ -225,7 +225,7 @@ class Trainer(ABC, Generic[ArgsT]):
             for number, (part, share) in enumerate(zip(parts, shares, strict=True)):
                 last = number == len(parts) - 1
                 with nullcontext() if last else accelerator.no_sync(self._module):
-                    batch = collate(*zip(*part, strict=True))
+                    batch = collate(*zip(*part, strict=True), packed=args.packing)
                     self._backward(batch.to(accelerator.device), share, window)
             window["grad_norm"] += accelerator.clip_grad_norm_(self._module.parameters(), args.max_grad_norm)
             window["learning_rate"] += self._scheduler.get_last_lr()[0]
@@ -295,7 +295,7 @@ class Trainer(ABC, Generic[ArgsT]):
         self._resume_from = None
 
     def _backward(self, batch: TurnBatch, share: float, window: defaultdict[str, Tensor | float]) -> None:
-        logprobs = self._module(batch.input_ids, batch.loss_mask, batch.groups)
+        logprobs = self._module(batch.input_ids, batch.loss_mask, batch.groups, batch.position_ids)
         loss, metrics = self.loss(logprobs, batch)
         self.accelerator.backward(loss * (share * self.accelerator.num_processes))  # processes are averaged
         for name, value in {"loss": loss.detach(), **metrics}.items():

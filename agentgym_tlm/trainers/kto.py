@@ -194,7 +194,7 @@ class KTOTrainer(PreferenceTrainer[KTOArguments]):
         for part, share in zip(parts, shares, strict=True):
             batch = collate([self._mismatched[item[0]] for item in part]).to(z_ref.device)
             with torch.no_grad():
-                logprobs = self._module(batch.input_ids, batch.loss_mask, batch.groups)
+                logprobs = self._module(batch.input_ids, batch.loss_mask, batch.groups, batch.position_ids)
             z_ref += share * batch.turn_sums(logprobs - batch.flat(batch.ref_logprobs)).sum(-1).mean()
         self._z_ref = self.accelerator.reduce(z_ref, "sum").clamp(min=0)
 

@@ -3,7 +3,13 @@
     L = - (1 / N) Σ_i Σ_j log π_θ(y_ij | h_i, y_i<j)
 
 over the N tokens y_ij that the expert produced in all turns i of all trajectories of an update, end-of-turn tokens
-included; h_i is everything before turn i. Deviations:
+included; h_i is everything before turn i. ``loss_type="dft"`` weights every token by its probability, without gradient
+(dynamic fine-tuning, Wu et al., 2025, arXiv 2508.05629, Eq. 9):
+
+    L = - (1 / N) Σ_i Σ_j sg(π_θ(y_ij | h_i, y_i<j)) log π_θ(y_ij | h_i, y_i<j)
+
+``normalization="trajectories"`` takes the mean over each trajectory's tokens first, then over the trajectories of an
+update. Deviations:
 
 1. Turns marked ``trainable=False`` (injected mistakes) are context, never targets.
 2. N counts the tokens of the whole update, over micro-batches and processes, so that long trajectories weigh more than
@@ -14,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from torch import Tensor
@@ -35,6 +41,10 @@ class SFTArguments(TrainingArguments):
     """Peak learning rate of AdamW; models trained from scratch need one near 1e-3."""
     num_train_epochs: float = 3.0
     """Passes over the trajectories."""
+    loss_type: Literal["nll", "dft"] = "nll"
+    """dft weights every token by its probability."""
+    normalization: Literal["tokens", "trajectories"] = "tokens"
+    """What weighs the same: every token of an update, or every trajectory."""
     num_tasks: Annotated[int | None, tyro.conf.Suppress] = None
     """Training tasks that the expert plays, evenly spaced over the manifest; None: all."""
 
@@ -43,10 +53,17 @@ class SFTArguments(TrainingArguments):
         check_ranges(self, num_tasks=COUNT)
 
 
-def sft_loss(logprobs: Tensor, batch: TurnBatch) -> Tensor:
-    """Mean negative log-likelihood of the tokens of the loss; ``logprobs`` is [N]. 0 when there is none."""
-    del batch
-    return -logprobs.sum() / max(1, logprobs.numel())
+def sft_loss(
+    logprobs: Tensor,
+    batch: TurnBatch,
+    loss_type: Literal["nll", "dft"] = "nll",
+    normalization: Literal["tokens", "trajectories"] = "tokens",
+) -> Tensor:
+    """Mean loss of the tokens, or over trajectories of their means; ``logprobs`` is [N]. 0 when there is no token."""
+    losses = -logprobs if loss_type == "nll" else -logprobs * logprobs.detach().exp()
+    if normalization == "tokens":
+        return losses.sum() / max(1, losses.numel())
+    return (batch.turn_sums(losses).sum(-1) / batch.turn_counts().sum(-1).clamp(min=1)).mean()
 
 
 class SFTTrainer(Trainer[SFTArguments]):
@@ -69,8 +86,8 @@ class SFTTrainer(Trainer[SFTArguments]):
         self.fit([(Example.from_trajectory(trajectory),) for trajectory in fitting])
 
     def loss(self, logprobs: Tensor, batch: TurnBatch) -> tuple[Tensor, Metrics]:
-        return sft_loss(logprobs, batch), {}
+        return sft_loss(logprobs, batch, self.args.loss_type, self.args.normalization), {}
 
     def units(self, item: Item) -> int:
-        """Tokens of the loss."""
-        return sum(example.loss_tokens for example in item)
+        """Tokens of the loss, or the one trajectory."""
+        return 1 if self.args.normalization == "trajectories" else sum(example.loss_tokens for example in item)

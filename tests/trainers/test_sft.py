@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,20 @@ def test_loss_is_the_cross_entropy_of_transformers(kind: str) -> None:
     expected = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=labels).loss
     found = sft_loss(token_logprobs(model, batch), batch)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_normalizations_and_dft_by_hand() -> None:
+    """One trajectory of three tokens and one of one token, with probabilities 1/2, 1/4, 1/2 and 1/8."""
+    batch = collate([Example.from_trajectory(episode([(2, 2), (1, 1)])), Example.from_trajectory(episode([(2, 1)]))])
+    logprobs = torch.tensor([0.5, 0.25, 0.5, 0.125]).log().requires_grad_()
+    ln2 = math.log(2)
+    assert sft_loss(logprobs, batch).item() == pytest.approx((1 + 2 + 1 + 3) * ln2 / 4)
+    per_trajectory = sft_loss(logprobs, batch, normalization="trajectories")
+    assert per_trajectory.item() == pytest.approx((4 / 3 + 3) * ln2 / 2)
+    weighted = sft_loss(logprobs, batch, "dft")
+    assert weighted.item() == pytest.approx((1 / 2 + 2 / 4 + 1 / 2 + 3 / 8) * ln2 / 4)
+    (gradient,) = torch.autograd.grad(weighted, logprobs)
+    assert gradient.tolist() == pytest.approx([-0.125, -0.0625, -0.125, -0.03125])
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
