@@ -9,10 +9,14 @@ Every environment of the package subclasses :class:`TextEnv`. ``info`` has the s
 ``instruction``      the goal, as one sentence
 ``score``            progress in [0, 1]
 ``won``              the simulator's own word for success; never "done and score > 0"
-``action_valid``     whether the last action was understood and possible (True after reset)
+``action_valid``     whether the last action counts as one (True after reset); see below
 ``admissible_commands`` sorted list, only when the environment was made with ``admissible_commands=True``
 ``stop_reason``      None while the episode runs, else a :class:`~agentgym_tlm.trajectory.StopReason` value
 ==================== ==================================================================================
+
+What ``action_valid`` means is what the simulator can tell, so that its rate compares within an environment only: in
+ALFWorld an action was understood and possible, in ScienceWorld it was understood, and in HotpotQA it is one of the
+actions, with something to search for or a page to look it up on.
 """
 
 from __future__ import annotations
