@@ -33,6 +33,7 @@ import numpy as np
 from gymnasium import spaces
 
 from agentgym_tlm.errors import ConfigError, TaskNotFoundError
+from agentgym_tlm.ranges import check_count
 from agentgym_tlm.trajectory import StopReason
 
 Info = dict[str, Any]
@@ -158,6 +159,7 @@ class TextEnv(gym.Env[str, str]):
         self.render_mode = render_mode
         self.observation_space = TextSpace()
         self.action_space = TextSpace()
+        check_count("max_episode_steps", max_episode_steps)
         self.max_episode_steps = max_episode_steps
 
     @abstractmethod
@@ -194,6 +196,8 @@ class TextEnv(gym.Env[str, str]):
         Raises TaskNotFoundError for an unknown task, ConfigError for another option.
         """
         gym.Env.reset(self, seed=seed)
+        if not isinstance(options, Mapping | None):
+            raise ConfigError(f"options must be a dictionary such as {{'task_id': ...}}, not {options!r}")
         options = dict(options or {})
         task_id = options.pop("task_id", None)
         if options:
@@ -245,4 +249,5 @@ class StepLimit(gym.Wrapper[str, str, str, str], gym.utils.RecordConstructorArgs
         gym.utils.RecordConstructorArgs.__init__(self)
         super().__init__(env)
         if isinstance(env.unwrapped, TextEnv) and env.spec is not None:
+            check_count("max_episode_steps", env.spec.max_episode_steps)
             env.unwrapped.max_episode_steps = env.spec.max_episode_steps
