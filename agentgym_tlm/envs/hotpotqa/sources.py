@@ -55,6 +55,8 @@ def open_questions(split: str, data_dir: str | os.PathLike[str] | None = None) -
     """The questions of ``split``. Raises DataError when data that was asked for is missing or broken."""
     if split not in SPLITS:
         raise ConfigError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
+    if data_dir is not None and not (isinstance(data_dir, str | os.PathLike) and os.fspath(data_dir)):
+        raise ConfigError(f"data_dir must be a folder, 'embedded' or None, not {data_dir!r}")
     origin = "data_dir"
     if data_dir is None and os.environ.get(DATA_VARIABLE):
         data_dir, origin = os.environ[DATA_VARIABLE], f"${DATA_VARIABLE}"

@@ -6,6 +6,8 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from math import inf
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -18,7 +20,7 @@ from agentgym_tlm.envs.scienceworld.instructions import how_to_act
 from agentgym_tlm.envs.scienceworld.java import find_java, java_version, simulator_jar
 from agentgym_tlm.envs.scienceworld.protocols import Protocol, find_protocol
 from agentgym_tlm.envs.scienceworld.simulator import NO_MATCH, Simulator, World, shared_simulator
-from agentgym_tlm.envs.scienceworld.tasks import SPLITS, TASKS, parse_task_id, split_name, task_names
+from agentgym_tlm.envs.scienceworld.tasks import SPLITS, TASKS, parse_task_id, several, split_name, task_names
 from agentgym_tlm.errors import ConfigError, EnvironmentFailureError
 
 
@@ -95,7 +97,8 @@ class ScienceWorldEnv(TextEnv):
     - ``protocol``: ``"short"``, ``"full"``, ``"eto"``, ``"eto-clean"`` or ``"agentgym"``: tasks, variations,
       simplifications and turn limits, see :mod:`~agentgym_tlm.envs.scienceworld.protocols`. None: ``short``, or
       ``full`` when ``tasks`` says what to play.
-    - ``tasks``, ``variations``: play only these of the protocol's tasks and of their variations.
+    - ``tasks``, ``variations``: play only these of the protocol's tasks (names, in a list or with commas) and of their
+      variations (a number or several).
     - ``simplifications``: ``"none"``, ``"easy"``, or names from
       :data:`~agentgym_tlm.envs.scienceworld.simplifications.SIMPLIFICATIONS`; None: the protocol's.
     - ``reward``: ``"delta"`` or ``"final"``.
@@ -123,7 +126,7 @@ class ScienceWorldEnv(TextEnv):
         *,
         protocol: str | None = None,
         tasks: str | Collection[str] | None = None,
-        variations: Collection[int] | None = None,
+        variations: int | Collection[int] | None = None,
         simplifications: str | Collection[str] | None = None,
         reward: Literal["delta", "final"] = "delta",
         ambiguity: Literal["ask", "first", "error"] = "ask",
@@ -144,8 +147,10 @@ class ScienceWorldEnv(TextEnv):
         ):
             if value not in values:
                 raise ConfigError(f"{option} must be one of {', '.join(values)}, not {value!r}")
-        if not timeout > 0:
-            raise ConfigError(f"timeout={timeout} must be a positive number of seconds")
+        if not (isinstance(timeout, Real) and 0 < timeout < inf):
+            raise ConfigError(f"timeout={timeout!r} must be a positive number of seconds")
+        if not isinstance(java, str | os.PathLike | None):
+            raise ConfigError(f"java={java!r} must be a path")
         self.split = split_name(split)
         self.protocol = find_protocol(protocol or ("short" if tasks is None else "full"))
         self.simplifications = simplifying.parse(
@@ -335,21 +340,22 @@ class ScienceWorldEnv(TextEnv):
 
 
 def _task_ids(
-    protocol: Protocol, split: str, tasks: str | Collection[str] | None, variations: Collection[int] | None
+    protocol: Protocol, split: str, tasks: str | Collection[str] | None, variations: int | Collection[int] | None
 ) -> tuple[str, ...]:
     """Ids of the chosen tasks of a protocol's split. Raises ConfigError for a choice that cannot be met."""
     names = protocol.tasks if tasks is None else task_names(tasks)
     if missing := sorted(set(names) - set(protocol.tasks)):
         raise ConfigError(f"the protocol {protocol.name!r} does not have {', '.join(missing)}; 'full' has all tasks")
+    wanted = None if variations is None else set(map(int, several("variations", variations, Integral)))
     for name in names:
         last = TASKS[name].n_variations - 1
-        if wrong := sorted(number for number in variations or () if not 0 <= number <= last):
+        if wrong := sorted(number for number in wanted or () if not 0 <= number <= last):
             raise ConfigError(f"{name} has the variations 0 to {last}, not {', '.join(map(str, wrong))}")
     task_ids = tuple(
         f"{name}/{number}"
         for name in sorted(names)
         for number in protocol.choose(name, split)
-        if variations is None or number in variations
+        if wanted is None or number in wanted
     )
     if not task_ids:
         raise ConfigError(f"the split {split!r} of protocol {protocol.name!r} has none of these tasks and variations")

@@ -145,5 +145,5 @@ def find_protocol(name: str) -> Protocol:
     """Raises ConfigError when there is none of this name."""
     try:
         return PROTOCOLS[name]
-    except KeyError:
+    except (KeyError, TypeError):
         raise ConfigError(f"no protocol {name!r}; there are {', '.join(PROTOCOLS)}") from None

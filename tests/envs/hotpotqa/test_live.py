@@ -19,6 +19,7 @@ import pytest
 
 pytest.importorskip("wikipediaapi", reason="the live Wikipedia needs the hotpotqa extra")
 
+from agentgym_tlm.envs.hotpotqa.env import HotpotQAEnv
 from agentgym_tlm.envs.hotpotqa.live import ATTEMPTS, LiveWikipedia
 from agentgym_tlm.envs.hotpotqa.question import Page
 from agentgym_tlm.envs.hotpotqa.wiki import Suggestions
@@ -350,3 +351,12 @@ def test_cache_of_an_interrupted_run_is_complete(make: Callable[..., LiveWikiped
         [(key, value)] = cache.execute("SELECT * FROM answer").fetchall()
     assert key == "search Orla Brandt"
     assert json.loads(value)["title"] == "Orla Brandt"
+
+
+def test_expert_does_not_play_on_live_pages(make: Callable[..., LiveWikipedia], library: Path) -> None:
+    """However the live Wikipedia is given: the facts that the expert knows are those of other pages."""
+    env = HotpotQAEnv("dev", data_dir=library, wikipedia=make())
+    env.reset(seed=0)
+    assert env.version()["engine"] == "live"
+    with pytest.raises(ConfigError, match="live ones are no longer"):
+        env.expert()

@@ -142,6 +142,14 @@ def test_any_text_is_answered(wiki: OfflineWikipedia, text: str) -> None:
     wiki.mentions(text)
 
 
+def test_apostrophes_are_forgiven(tmp_path: Path) -> None:
+    """Titles have curly ones, keyboards straight ones, or the other way round."""
+    build_wiki([Page("Orla\u2019s Bees", ("one",)), Page("Piet's Boat", ("two",))], tmp_path / "wiki")
+    wiki = OfflineWikipedia(tmp_path / "wiki")
+    for entity in ("Orla's Bees", "Orla\u2019s bees", "Piet\u2019s Boat"):
+        assert isinstance(wiki.search(entity), Page)
+
+
 def test_first_of_equal_titles_counts(tmp_path: Path) -> None:
     """Corpora hold some titles twice; which text is played must not depend on chance."""
     build_wiki([Page("A", ("one",)), Page("B", ("two",)), Page("A", ("three",))], tmp_path / "wiki")
