@@ -1,8 +1,8 @@
 """Data and models in the user's cache folder: how official data gets there, is found there, and is checked.
 
-Data is imported part by part, a part being one split, or what all of them need. An import reads all of the part, copies (or links) it beside its
-final place, compares, and only then moves it there; its hash goes into ``manifest.json`` in the same folder. What a
-part looks like is said by one module per asset: see :class:`Format`.
+Data is imported part by part, a part being one split, or what all of them need. An import reads all of the part, copies
+(or links) it beside its final place, compares, and only then moves it there; its hash goes into ``manifest.json`` in
+the same folder. What a part looks like is said by one module per asset: see :class:`Format`.
 """
 
 from __future__ import annotations

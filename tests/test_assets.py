@@ -160,7 +160,10 @@ def test_questions_are_imported_in_every_form(name: str, tmp_path: Path) -> None
     [
         ([], "dev.json is empty"),
         ([QUESTION, QUESTION], "record 2 has the _id of an earlier one"),
-        ([QUESTION, {**QUESTION, "_id": "q2", "answer": None}], "record 2 is no HotpotQA question with an answer: .*answer is None"),
+        (
+            [QUESTION, {**QUESTION, "_id": "q2", "answer": None}],
+            "record 2 is no HotpotQA question with an answer: .*answer is None",
+        ),
         ([{**QUESTION, "supporting_facts": [["Town"]]}], "record 1 is no HotpotQA question"),
         ([{**QUESTION, "supporting_facts": [["Town", "0"]]}], "record 1 .*not a title and a number"),
         (["What?"], "record 1 is no JSON object"),

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 import tyro
 
 from agentgym_tlm.envs.hotpotqa.corpus import read_pages
-from agentgym_tlm.envs.hotpotqa.offline import build_wiki
 from agentgym_tlm.envs.hotpotqa.official import WIKI_FILE
+from agentgym_tlm.envs.hotpotqa.offline import build_wiki
 from agentgym_tlm.errors import ConfigError
 
 

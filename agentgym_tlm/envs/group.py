@@ -24,7 +24,7 @@ class Failure:
 class EnvGroup:
     """Environments of one process, by slot number; one that fails is made anew when it is next needed.
 
-    ``attributes`` are what :meth:`set_attr` has set in an earlier group, by slot: set in every environment that is made.
+    ``attributes``, by slot, are what :meth:`set_attr` has set in an earlier group.
     """
 
     def __init__(

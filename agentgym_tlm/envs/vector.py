@@ -95,8 +95,8 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str | None], npt.NDArray[Any]]):
             raise ConfigError("step_timeout and recycle_after are for worker processes: pass workers, too")
         if recycle_after is not None and workers < num_envs:
             raise ConfigError(
-                f"recycle_after={recycle_after} needs one worker per slot (workers={num_envs}): other slots of a worker "
-                "would lose their episodes"
+                f"recycle_after={recycle_after} needs one worker per slot (workers={num_envs}): other slots of a "
+                "worker would lose their episodes"
             )
         self.num_envs = num_envs
         self.metadata = {**cls.metadata, "autoreset_mode": AutoresetMode.DISABLED}

@@ -2,8 +2,9 @@
 
 :class:`WorkerPool` answers the calls of an :class:`~agentgym_tlm.envs.group.EnvGroup` with groups in processes of their
 own. They play at the same time, every call has a deadline, and a worker that dies or hangs is killed with all processes
-that it has started, and replaced when one of its slots is next reset. What it has put into temporary files goes with it. Messages go through pipes, never through shared memory; workers are started by
-``spawn``, so that they inherit no threads, locks or file descriptors.
+that it has started, and replaced when one of its slots is next reset. Its temporary files go with it. Messages go
+through pipes, never through shared memory; workers are started by ``spawn``, so that they inherit no threads, locks or
+file descriptors.
 """
 
 from __future__ import annotations
@@ -194,9 +195,7 @@ class _Raised:
 class _Worker:
     """A process that serves an :class:`EnvGroup`, seen from outside. Its first reply says that it is ready."""
 
-    def __init__(
-        self, spec: EnvSpec, kwargs: Mapping[str, Any], attributes: Mapping[int, Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, spec: EnvSpec, kwargs: Mapping[str, Any], attributes: Mapping[int, Mapping[str, Any]]) -> None:
         self.resets = 0
         self.owes_reply = True
         self._command = "start"

@@ -16,7 +16,7 @@ from tests.toy_env import ToyEnv
 
 
 class FragileEnv(ToyEnv):
-    """``Toy-v0`` with actions that exit, kill, hang, interrupt or fail the process (or start another) in which they are played."""
+    """``Toy-v0`` with actions that exit, kill, hang, interrupt or fail their process, or start another one."""
 
     in_process = False
     fail_reset: str | None = None

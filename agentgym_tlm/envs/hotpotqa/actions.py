@@ -2,8 +2,9 @@
 
 The first ``Search[...]``, ``Lookup[...]``, ``Finish[...]`` or ``Think[...]`` in the text counts, as far as the protocol
 has them, in any case, whatever stands before or after it. The argument goes to the bracket that closes it, so it may
-hold brackets of its own; if none does, it goes to the last closing bracket of the line, or else to the next one. It has single blanks and no control characters. An action without a closing
-bracket, or with an argument longer than ``MAX_ARGUMENT_CHARS``, is none. Linear in the text.
+hold brackets of its own; if none does, it goes to the last closing bracket of the line, or else to the next one. It has
+single blanks and no control characters. An action without a closing bracket, or with an argument longer than
+``MAX_ARGUMENT_CHARS``, is none. Linear in the text.
 """
 
 from __future__ import annotations

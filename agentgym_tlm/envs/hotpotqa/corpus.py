@@ -37,7 +37,7 @@ _GRAMMAR: dict[str, dict[str, str]] = {
 }
 """What may follow on what, and leads where, in a JSON array and in JSON lines."""
 HUGGING_FACE = (
-    "this is the layout of the Hugging Face data set hotpot_qa (lists of titles beside lists of sentences), not that of "
+    "this is the layout of the Hugging Face data set hotpot_qa (a list of titles beside one of sentences), not that of "
     "the official files"
 )
 

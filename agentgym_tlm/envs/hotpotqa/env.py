@@ -56,10 +56,11 @@ class HotpotQAEnv(TextEnv):
     ## Rewards
     On ``Finish``: 1 if the answer is right (``reward="em"``), or its F1 (``reward="f1"``), by the official metrics and
     nothing but the answer's own text; otherwise 0. ``info["won"]`` is the exact match and ``info["score"]`` the F1,
-    whatever the reward; ``info["answer"]``, there only at the end, is the given answer. An episode that ends without an answer scores 0 and counts in every average. For the reason of
-    a score, ``env.unwrapped.question`` holds the gold answer and ``env.unwrapped.answer`` the given one, with
-    ``env.unwrapped.answer_score`` their comparison. Where the encyclopedia fails, ``step`` raises
-    EnvironmentFailureError and the episode stands as before: a failure is never a reward.
+    whatever the reward; ``info["answer"]``, there only at the end, is the given answer. An episode that ends without an
+    answer scores 0 and counts in every average. For the reason of a score, ``env.unwrapped.question`` holds the gold
+    answer and ``env.unwrapped.answer`` the given one, with ``env.unwrapped.answer_score`` their comparison. Where the
+    encyclopedia fails, ``step`` raises EnvironmentFailureError and the episode stands as before: a failure is never a
+    reward.
 
     ## Episode End
     ``terminated`` by ``Finish``, right or wrong; ``truncated`` at ``max_episode_steps``, 7 as in ReAct, whose notebook

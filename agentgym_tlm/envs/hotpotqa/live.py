@@ -93,8 +93,8 @@ class LiveWikipedia:
             or not (contact.isascii() and contact.isprintable())
         ):
             raise ConfigError(
-                f"wikipedia='live' needs contact=, your e-mail or web address in ASCII, not {contact!r}: Wikipedia asks "
-                "who operates a program, and throttles those that do not say"
+                f"wikipedia='live' needs contact=, your e-mail or web address in ASCII, not {contact!r}: Wikipedia "
+                "asks who operates a program, and throttles those that do not say"
             )
         self.contact = contact
         self.cache = cache.expanduser().resolve()

@@ -1,4 +1,4 @@
-"""What the official HotpotQA files look like, for playing and importing them: see :class:`agentgym_tlm.assets.Format`."""
+"""What the official HotpotQA files look like, to play and to import them: see :class:`agentgym_tlm.assets.Format`."""
 
 from __future__ import annotations
 
@@ -97,13 +97,19 @@ def _names(split: str) -> list[str]:
 def _question(record: Mapping[str, Any]) -> Question:
     if isinstance(record.get("supporting_facts"), dict):
         raise ValueError(HUGGING_FACE)
-    texts = {name: record[name] for name in ("_id", "question", "answer", "type")}
-    texts["level"] = record.get("level", "")
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            raise TypeError(f"{name} is {text!r}, not a string")
+    record = {"level": "", **record}
+    for name in ("_id", "question", "answer", "type", "level"):
+        if not isinstance(record[name], str):
+            raise TypeError(f"{name} is {record[name]!r}, not a string")
     facts = tuple((title, sentence) for title, sentence in record["supporting_facts"])
     for title, sentence in facts:
         if not (isinstance(title, str) and isinstance(sentence, int)):
             raise TypeError(f"supporting_facts has {[title, sentence]!r}, not a title and a number")
-    return Question(*map(encodable, texts.values()), facts)
+    return Question(
+        id=encodable(record["_id"]),
+        question=encodable(record["question"]),
+        answer=encodable(record["answer"]),
+        type=record["type"],
+        level=record["level"],
+        supporting_facts=facts,
+    )

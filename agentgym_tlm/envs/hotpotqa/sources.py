@@ -142,7 +142,9 @@ def _find(folder: Path, split: str) -> tuple[Path, int]:
         return path, path.stat().st_mtime_ns
     first = STEMS[split][0]
     there = ", ".join(sorted(each.name for each in folder.iterdir())[:8]) or "nothing"
-    raise DataError(f"{folder} has no {first}.json (nor {STEMS[split][1]}.json, .jsonl, or .gz), but {there}: {_REMEDY}")
+    raise DataError(
+        f"{folder} has no {first}.json (nor {STEMS[split][1]}.json, .jsonl, or .gz), but {there}: {_REMEDY}"
+    )
 
 
 @lru_cache(maxsize=4)

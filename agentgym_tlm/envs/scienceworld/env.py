@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import inf
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -84,9 +84,9 @@ class ScienceWorldEnv(TextEnv):
     ## Episode End
     ``terminated`` when the task is done (``won``), or failed for good: by focusing on a wrong thing, even after doing
     the right ones, or by a wrong answer (the simulator's score of -100; ``stop_reason`` is ``lost``, and only then
-    ``info["failure"]`` is ``wrong focus`` or ``wrong answer``). ``truncated`` at the turn limit, which counts actions. The simulator's clock is ``info["moves"]``: looking and what it does not
-    understand are free, ``wait1`` is 2 and ``wait`` 11; it ends nothing here. A step after the end raises
-    ``gymnasium.error.ResetNeeded``.
+    ``info["failure"]`` is ``wrong focus`` or ``wrong answer``). ``truncated`` at the turn limit, which counts actions.
+    The simulator's clock is ``info["moves"]``: looking and what it does not understand are free, ``wait1`` is 2 and
+    ``wait`` 11; it ends nothing here. A step after the end raises ``gymnasium.error.ResetNeeded``.
 
     When Java dies, runs out of memory or gives no answer, the step raises ``EnvironmentFailureError`` and the episode
     has no reward; ``reset`` goes on with a new Java process. So it does in a forked process.
@@ -147,7 +147,7 @@ class ScienceWorldEnv(TextEnv):
         ):
             if value not in values:
                 raise ConfigError(f"{option} must be one of {', '.join(values)}, not {value!r}")
-        if not (isinstance(timeout, Real) and 0 < timeout < inf):
+        if not (isinstance(timeout, int | float) and 0 < timeout < inf):
             raise ConfigError(f"timeout={timeout!r} must be a positive number of seconds")
         if not isinstance(java, str | os.PathLike | None):
             raise ConfigError(f"java={java!r} must be a path")

@@ -11,8 +11,8 @@ _FORMS = (
 )
 _ENDING = "focus on THING, inventory, objects, task, wait, wait1"
 _WARNING = (
-    "Do not use focus on for looking: it is for what the task tells you to focus on, and for nothing else. A wrong focus "
-    "loses the task at once, and for good; so does a wrong answer."
+    "Do not use focus on for looking: it is for what the task tells you to focus on, and for nothing else. A wrong "
+    "focus loses the task at once, and for good; so does a wrong answer."
 )
 
 

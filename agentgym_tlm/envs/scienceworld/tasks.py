@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from agentgym_tlm.errors import ConfigError
-
-T = TypeVar("T")
 
 SPLITS = ("train", "valid_seen", "valid_unseen")
 OFFICIAL_NAMES = {"dev": "valid_seen", "test": "valid_unseen"}
@@ -99,7 +97,7 @@ def task_names(names: str | Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in TASKS if name in wanted)
 
 
-def several(option: str, value: Any, kind: type[T]) -> list[T]:
+def several(option: str, value: Any, kind: type) -> list[Any]:
     """One value of a kind, or a collection of them, as a list. Raises ConfigError for anything else."""
     values = [value] if isinstance(value, kind) else value
     if not isinstance(values, Collection) or isinstance(values, (str, Mapping)):

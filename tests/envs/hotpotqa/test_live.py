@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -244,7 +244,9 @@ def test_unusable_cache_is_a_failure(make: Callable[..., LiveWikipedia], tmp_pat
         make().search("Orla Brandt")
 
 
-@pytest.mark.parametrize("value", ["", "{", "7", "{}", '{"title": 1, "sentences": []}', '{"titles": [1]}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "value", ["", "{", "7", "{}", '{"title": 1, "sentences": []}', '{"titles": [1]}', "[" * 100_000]
+)
 def test_damaged_cache_is_a_failure(make: Callable[..., LiveWikipedia], tmp_path: Path, value: str) -> None:
     """Half-written answers end the episode as env_error, not the run with a traceback."""
     wiki = make()
