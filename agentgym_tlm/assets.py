@@ -1,8 +1,8 @@
 """Data and models in the user's cache folder: how official data gets there, is found there, and is checked.
 
-Data is imported part by part, a part being one split. An import reads all of the part, copies (or links) it beside its
-final place, compares, and only then moves it there; its hash goes into ``manifest.json`` in the same folder. What a
-part looks like is said by one module per asset: see :class:`Format`.
+Data is imported part by part, a part being one split, or what all of them need. An import reads all of the part, copies
+(or links) it beside its final place, compares, and only then moves it there; its hash goes into ``manifest.json`` in
+the same folder. What a part looks like is said by one module per asset: see :class:`Format`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -43,7 +43,7 @@ DATA_ASSETS = {
 
 
 class Part(NamedTuple):
-    """One split in someone's files."""
+    """One split, or what all of them need, in someone's files."""
 
     name: str
     path: str
@@ -66,6 +66,11 @@ class Format(Protocol):
     @staticmethod
     def check_part(name: str, path: Path) -> str:
         """Read a whole part and say in a few words what it holds. Raises DataError when it is broken."""
+        ...
+
+    @staticmethod
+    def missing_parts(folder: Path) -> Mapping[str, str]:
+        """What the imported data in a folder cannot be played without: names, and what to do about each."""
         ...
 
 
@@ -142,6 +147,12 @@ def is_intact(name: str, record: Record) -> bool:
     """Whether a part's files still have the checksum that they were imported with."""
     path = cache_folder() / name / record.path
     return path.exists() and _hash(path, asset_format(name).FILES) == (record.size, record.sha256)
+
+
+def missing_parts(name: str) -> Mapping[str, str]:
+    """What imported data cannot be played without, and what to do about it; nothing where nothing was imported."""
+    folder = asset_path(name)
+    return {} if folder is None else asset_format(name).missing_parts(folder)
 
 
 def asset_format(name: str) -> Format:

@@ -41,7 +41,7 @@ DEFAULT_INSTRUCTIONS = (
     "Use plain commands, and call things by the names, numbers included, that the observations use. When a command "
     "changes nothing, try a different one."
 )
-"""How-to-play text for pretrained chat models; environments add nothing to it."""
+"""How-to-play text for pretrained chat models; which actions there are is for an environment's first observation."""
 
 _MAX_BARE_ACTION_CHARS = 200
 _OPENING = re.compile(

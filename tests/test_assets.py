@@ -6,6 +6,8 @@ import gzip
 import json
 import lzma
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import pytest
 import agentgym_tlm  # noqa: F401
 from agentgym_tlm.assets import MANIFEST, asset_path, import_asset, read_manifest, verify_part
 from agentgym_tlm.envs.alfworld.sources import EmbeddedSource, open_source
+from agentgym_tlm.envs.hotpotqa.offline import build_wiki
+from agentgym_tlm.envs.hotpotqa.question import Page
 from agentgym_tlm.errors import ConfigError, DataError
 from tests.envs.alfworld.test_sources import records, write_pack, write_tree
 
@@ -156,7 +160,12 @@ def test_questions_are_imported_in_every_form(name: str, tmp_path: Path) -> None
     [
         ([], "dev.json is empty"),
         ([QUESTION, QUESTION], "record 2 has the _id of an earlier one"),
-        ([QUESTION, {**QUESTION, "_id": "q2", "answer": None}], "record 2 is no HotpotQA question: answer"),
+        (
+            [QUESTION, {**QUESTION, "_id": "q2", "answer": None}],
+            "record 2 is no HotpotQA question with an answer: .*answer is None",
+        ),
+        ([{**QUESTION, "supporting_facts": [["Town"]]}], "record 1 is no HotpotQA question"),
+        ([{**QUESTION, "supporting_facts": [["Town", "0"]]}], "record 1 .*not a title and a number"),
         (["What?"], "record 1 is no JSON object"),
     ],
 )
@@ -165,6 +174,33 @@ def test_questions_that_are_none_are_named(questions: list[Any], message: str, t
     with pytest.raises(DataError, match=message):
         imported("hotpotqa", write_questions(tmp_path / "dev.json", questions))
     assert asset_path("hotpotqa") is None
+
+
+def test_import_refuses_no_question_that_can_be_played(tmp_path: Path) -> None:
+    """How hard a question is, and its paragraphs, are told of some only."""
+    question = {key: value for key, value in QUESTION.items() if key not in ("level", "context")}
+    imported("hotpotqa", write_questions(tmp_path / "train.json", [question]))
+    folder = asset_path("hotpotqa")
+    assert folder is not None
+    build_wiki([Page("Town", ("The Ell flows through it.",))], folder / "wiki.sqlite")
+    env = gym.make("HotpotQA-v0")
+    assert QUESTION["question"] in env.reset()[0]
+
+
+def test_encyclopedia_is_imported_with_the_questions(tmp_path: Path) -> None:
+    """A folder that can be played stays one that can be played; a damaged encyclopedia stays out."""
+    write_questions(tmp_path / "train.json", [QUESTION])
+    wiki = tmp_path / "wiki.sqlite"
+    build_wiki([Page("Town", ("The Ell flows through it.",))], wiki)
+    assert imported("hotpotqa", tmp_path)["wiki"].startswith("offline encyclopedia of 1 pages")
+    assert verify_part("hotpotqa", "wiki") is None
+    env = gym.make("HotpotQA-v0", max_episode_steps=2)
+    env.reset(seed=0)
+    assert env.step("Search[Town]")[0] == "The Ell flows through it."
+    with closing(sqlite3.connect(wiki)) as database, database:
+        database.execute("UPDATE page SET sentences = '[7]'")
+    with pytest.raises(DataError, match="is damaged at page 1"):
+        imported("hotpotqa", wiki)
 
 
 @pytest.mark.parametrize("name", ["dev.json", "dev.jsonl", "dev.jsonl.gz"])

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 import tyro
 
 from agentgym_tlm.envs.hotpotqa.corpus import read_pages
+from agentgym_tlm.envs.hotpotqa.official import WIKI_FILE
 from agentgym_tlm.envs.hotpotqa.offline import build_wiki
-from agentgym_tlm.envs.hotpotqa.sources import WIKI_FILE
 from agentgym_tlm.errors import ConfigError
 
 
@@ -36,7 +36,9 @@ class BuildWiki:
         if not self.corpus:
             raise ConfigError("build-wiki needs a corpus: agentgym-tlm data build-wiki CORPUS")
         paths = [path.expanduser() for path in self.corpus]
-        output = self.output or paths[0].with_name(WIKI_FILE)
+        output = self.output.expanduser() if self.output else paths[0].with_name(WIKI_FILE)
+        if any(output.exists() and path.exists() and output.samefile(path) for path in paths):
+            raise ConfigError(f"--output {output} is a file of the corpus, which it would replace: name another file")
         count = build_wiki(read_pages(paths), output)
         print(f"{output} holds {count:,} pages.")
         return 0

@@ -16,6 +16,7 @@ from agentgym_tlm.assets import (
     cache_folder,
     import_asset,
     is_intact,
+    missing_parts,
     read_manifest,
     verify_part,
 )
@@ -54,18 +55,21 @@ class Verify:
     def run(self) -> int:
         """Print one line per part."""
         names: Sequence[str] = self.names or tuple(DATA_ASSETS)
-        problems = parts = 0
+        problems = parts = missing = 0
         for name in names:
             for part, record in read_manifest(name).items():
                 problem = verify_part(name, part)
                 print(f"{name} {part}: {problem or f'ok, {record.holds}'}", flush=True)
                 parts += 1
                 problems += problem is not None
+            for part, remedy in missing_parts(name).items():
+                print(f"{name} {part}: missing, so that nothing can be played; {remedy}", flush=True)
+                missing += 1
         if parts == 0:
             raise DataError(f"nothing to verify: no {' or '.join(names)} has been imported into {cache_folder()}")
         if problems:
             print("Import the broken parts again: agentgym-tlm data import NAME PATH")
-        return 1 if problems else 0
+        return 1 if problems or missing else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,8 @@ class Import:
     """What it is."""
     path: tyro.conf.Positional[Path] = tyro.MISSING
     """A folder, or the file of one split. For alfworld, what alfworld-download filled, or <split>.jsonl.xz; for
-    hotpotqa, hotpot_train_v1.1.json and hotpot_dev_distractor_v1.json (or .jsonl, or .gz)."""
+    hotpotqa, hotpot_train_v1.1.json and hotpot_dev_distractor_v1.json (or .jsonl, or .gz), and wiki.sqlite if you have
+    it: else import says how to build it."""
     link: bool = False
     """Link to the files where they are instead of copying them."""
 
@@ -91,6 +96,8 @@ class Import:
         for part, record in import_asset(self.name, self.path, link=self.link):
             where = cache_folder() / self.name / record.path
             print(f"{part}: {record.holds}, {_size(record.size)}, sha256 {record.sha256[:12]}, {where}", flush=True)
+        for part, remedy in missing_parts(self.name).items():
+            print(f"{part} is missing, so that nothing can be played; {remedy}")
         if os.environ.get(DATA_ASSETS[self.name].variable):
             print(f"${DATA_ASSETS[self.name].variable} is set and comes first: unset it to play what was imported.")
         return 0
@@ -164,6 +171,8 @@ def _data_rows() -> Iterator[tuple[str, ...]]:
             state = "ok" if is_intact(name, record) else "changed" if path.exists() else "gone"
             where = f"{path} -> {path.readlink()}" if path.is_symlink() else str(path)
             yield name, part, state, _size(record.size), record.holds, where
+        for part, remedy in missing_parts(name).items():
+            yield name, part, "missing", "-", "what nothing can be played without", remedy
         if not (records or folder):
             yield name, "-", "absent", "-", asset.summary, f"neither ${asset.variable} nor {cache_folder() / name}"
 

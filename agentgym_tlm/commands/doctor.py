@@ -16,6 +16,7 @@ from rich.table import Table
 import agentgym_tlm
 from agentgym_tlm import ENV_IDS
 from agentgym_tlm.commands.envs import columns, manifests
+from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.envs.base import TaskManifest
 from agentgym_tlm.envs.scienceworld.java import find_java, java_version
 from agentgym_tlm.errors import AgentGymError
@@ -145,18 +146,27 @@ def _java() -> Finding:
 
 
 def _data() -> Iterator[Finding]:
+    """What every environment has. The main job plays the default one, so that only its faults are problems."""
     for env_id in ENV_IDS:
+        status: Status = "problem" if env_id == EnvArgs.env else "optional"
         try:
             found = manifests(env_id)
         except AgentGymError as error:
-            yield Finding(env_id, "no tasks", "problem", str(error))
+            yield Finding(env_id, "no tasks", status, str(error))
+            continue
+        try:
+            EnvArgs(env=env_id).version(
+                next(split for split, tasks in found.items() if isinstance(tasks, TaskManifest))
+            )
+        except AgentGymError as error:
+            yield Finding(env_id, "cannot be played", status, str(error))
             continue
         tasks = {split: manifest for split, manifest in found.items() if isinstance(manifest, TaskManifest)}
         counts = ", ".join(f"{split} {len(manifest)}" for split, manifest in tasks.items())
         yield Finding(env_id, f"{next(iter(tasks.values())).source}: {counts}")
         for split in ("train", "valid_seen", "valid_unseen"):
             if split not in tasks:
-                yield Finding(f"{env_id} {split}", "no tasks", "problem", str(found[split]))
+                yield Finding(f"{env_id} {split}", "no tasks", status, str(found[split]))
 
 
 def _device() -> Iterator[Finding]:

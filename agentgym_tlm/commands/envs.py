@@ -21,12 +21,19 @@ class Envs:
     """Folder of the data of --env, or 'embedded'; None: its variable, imported data, else the embedded default."""
 
     def run(self) -> int:
-        """Print one row per split. Raises DataError when no split of an environment can be read."""
+        """Print one row per split, or one that says why an environment has none. Raises that error with --env."""
         if self.data_dir is not None and self.env is None:
             raise ConfigError("--data-dir is the folder of one environment: name that with --env")
         rows = [("environment", "split", "tasks", "sha256 of ids", "data")]
         for env_id in [self.env] if self.env else ENV_IDS:
-            for split, tasks in manifests(env_id, self.data_dir).items():
+            try:
+                found = manifests(env_id, self.data_dir)
+            except AgentGymError as error:
+                if self.env:
+                    raise
+                rows.append((env_id, "-", "-", "-", str(error)))
+                continue
+            for split, tasks in found.items():
                 if isinstance(tasks, TaskManifest):
                     rows.append((env_id, split, str(len(tasks)), tasks.sha256[:12], tasks.source))
                 else:

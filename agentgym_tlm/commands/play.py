@@ -11,7 +11,6 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from agentgym_tlm.commands.rollout import with_admissible_commands
 from agentgym_tlm.envs.args import EnvArgs, text_env
 from agentgym_tlm.envs.base import Info, TextEnv
 from agentgym_tlm.ranges import SEED, check_ranges
@@ -39,9 +38,8 @@ class Play:
 
     def run(self) -> int:
         """Play one episode on stdin and stdout."""
-        envs = with_admissible_commands(self.envs)
         # The environment itself counts steps and takes snapshots, of which Gymnasium's wrappers know nothing.
-        env = text_env(envs.make(self.split))
+        env = text_env(self.envs.make(self.split, admissible_commands=True))
         options = {} if self.task_id is None else {"task_id": self.task_id}
         observation, info = env.reset(seed=self.seed, options=options)
         console = Console(highlight=False, markup=False)

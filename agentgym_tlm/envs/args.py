@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Annotated, Any
 
 import gymnasium as gym
@@ -36,7 +37,12 @@ class EnvArgs:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keyword arguments of ``gym.make(self.env, ...)`` for any split; options that are None are left out."""
+        """Keyword arguments of ``gym.make(self.env, ...)`` for any split; options that are None are left out.
+
+        Raises ConfigError for a data folder of an environment that has none.
+        """
+        if self.data_dir is not None and "data_dir" not in signature(env_class(self.env)).parameters:
+            raise ConfigError(f"{self.env} has no data folder: leave out --data-dir")
         options = {"data_dir": self.data_dir, "max_episode_steps": self.max_episode_steps}
         return {**{name: value for name, value in options.items() if value is not None}, **self.env_kwargs}
 
@@ -54,10 +60,14 @@ class EnvArgs:
         with self._made(split) as env:
             return env.version()
 
-    def make(self, split: str) -> gym.Env[str, str]:
-        """The environment on one split. Raises ConfigError for an id or arguments that it cannot be made with."""
+    def make(self, split: str, **more: Any) -> gym.Env[str, str]:
+        """The environment on one split. Raises ConfigError for an id or arguments that it cannot be made with.
+
+        ``more`` are keyword arguments that a caller adds to the options; no message blames them.
+        """
+        kwargs = {**self.kwargs(split), **more}
         try:
-            return gym.make(self.env, disable_env_checker=True, **self.kwargs(split))
+            return gym.make(self.env, disable_env_checker=True, **kwargs)
         except AgentGymError:
             raise
         except (TypeError, ValueError) as error:

@@ -9,10 +9,14 @@ Every environment of the package subclasses :class:`TextEnv`. ``info`` has the s
 ``instruction``      the goal, as one sentence
 ``score``            progress in [0, 1]
 ``won``              the simulator's own word for success; never "done and score > 0"
-``action_valid``     whether the last action was understood and possible (True after reset)
+``action_valid``     whether the last action counts as one (True after reset); see below
 ``admissible_commands`` sorted list, only when the environment was made with ``admissible_commands=True``
 ``stop_reason``      None while the episode runs, else a :class:`~agentgym_tlm.trajectory.StopReason` value
 ==================== ==================================================================================
+
+What ``action_valid`` means is what the simulator can tell, so that its rate compares within an environment only: in
+ALFWorld an action was understood and possible, in ScienceWorld it was understood, and in HotpotQA it is one of the
+actions, with something to search for or a page to look it up on.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import numpy as np
 from gymnasium import spaces
 
 from agentgym_tlm.errors import ConfigError, TaskNotFoundError
+from agentgym_tlm.ranges import check_count
 from agentgym_tlm.trajectory import StopReason
 
 Info = dict[str, Any]
@@ -154,6 +159,7 @@ class TextEnv(gym.Env[str, str]):
         self.render_mode = render_mode
         self.observation_space = TextSpace()
         self.action_space = TextSpace()
+        check_count("max_episode_steps", max_episode_steps)
         self.max_episode_steps = max_episode_steps
 
     @abstractmethod
@@ -190,6 +196,8 @@ class TextEnv(gym.Env[str, str]):
         Raises TaskNotFoundError for an unknown task, ConfigError for another option.
         """
         gym.Env.reset(self, seed=seed)
+        if not isinstance(options, Mapping | None):
+            raise ConfigError(f"options must be a dictionary such as {{'task_id': ...}}, not {options!r}")
         options = dict(options or {})
         task_id = options.pop("task_id", None)
         if options:
@@ -241,4 +249,5 @@ class StepLimit(gym.Wrapper[str, str, str, str], gym.utils.RecordConstructorArgs
         gym.utils.RecordConstructorArgs.__init__(self)
         super().__init__(env)
         if isinstance(env.unwrapped, TextEnv) and env.spec is not None:
+            check_count("max_episode_steps", env.spec.max_episode_steps)
             env.unwrapped.max_episode_steps = env.spec.max_episode_steps

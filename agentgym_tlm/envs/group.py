@@ -22,11 +22,21 @@ class Failure:
 
 
 class EnvGroup:
-    """Environments of one process, by slot number; one that fails is made anew when it is next needed."""
+    """Environments of one process, by slot number; one that fails is made anew when it is next needed.
 
-    def __init__(self, spec: EnvSpec, kwargs: Mapping[str, Any], slots: Iterable[int]) -> None:
+    ``attributes``, by slot, are what :meth:`set_attr` has set in an earlier group.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        kwargs: Mapping[str, Any],
+        slots: Iterable[int],
+        attributes: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:
         self._make: Callable[[], gym.Env[str, str]] = partial(gym.make, spec, disable_env_checker=True, **kwargs)
         self._envs: dict[int, gym.Env[str, str] | None] = dict.fromkeys(slots)
+        self._attributes = {slot: dict((attributes or {}).get(slot, {})) for slot in self._envs}
         try:
             for slot in self._envs:
                 self._env(slot)
@@ -53,6 +63,7 @@ class EnvGroup:
         """Set an attribute of each slot's environment to the slot's value."""
         for slot, value in values.items():
             self._env(slot).set_wrapper_attr(name, value)
+            self._attributes[slot][name] = value
 
     def close(self) -> None:
         """Close every environment."""
@@ -63,6 +74,8 @@ class EnvGroup:
         env = self._envs[slot]
         if env is None:
             env = self._envs[slot] = self._make()
+            for name, value in self._attributes[slot].items():
+                env.set_wrapper_attr(name, value)
         return env
 
     def _played(self, slot: int, method: str, *args: Any, **kwargs: Any) -> Any:

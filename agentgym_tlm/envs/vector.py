@@ -8,7 +8,7 @@ without ending the others.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import gymnasium as gym
@@ -22,12 +22,15 @@ from agentgym_tlm.envs.base import Info, TextSpace
 from agentgym_tlm.envs.group import EnvGroup, Failure
 from agentgym_tlm.envs.worker import WorkerPool
 from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.ranges import check_count, check_range
 from agentgym_tlm.trajectory import StopReason
 
 Texts = tuple[str, ...]
 Mask = npt.NDArray[np.bool_]
-STEP_TIMEOUT = 60.0
-"""Seconds that a worker has for a step or a reset, per slot that it holds, unless ``step_timeout`` says otherwise."""
+STEP_TIMEOUT = 300.0
+"""Seconds that a worker has for a step or a reset, per slot that it holds, unless ``step_timeout`` says otherwise.
+
+More than an environment takes to notice by itself that its machinery hangs, and to report and end that."""
 
 
 class TextVectorEnv(VectorEnv[Texts, Sequence[str | None], npt.NDArray[Any]]):
@@ -61,7 +64,8 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str | None], npt.NDArray[Any]]):
     - ``workers``: number of processes over which the slots are dealt out; 0 plays them in this process, one after the
       other. By default 0 for a fast environment (``TextEnv.in_process``), else one per slot. Slots that share a worker
       fail together.
-    - ``step_timeout``: seconds that a worker has for a step or a reset, per slot that it holds; 60 by default.
+    - ``step_timeout``: seconds that a worker has for a step or a reset, per slot that it holds; 300 by default.
+      A worker that takes longer is killed, and on Linux every process that it has started, too.
     - ``recycle_after``: replace a worker by a fresh one after that many episodes; needs a worker per slot.
     - all others: those of the environment and of ``gymnasium.make``.
     """
@@ -79,20 +83,20 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str | None], npt.NDArray[Any]]):
         **env_kwargs: Any,
     ) -> None:
         cls = env_class(env_id)
-        if num_envs < 1:
-            raise ConfigError(f"num_envs={num_envs} must be at least 1")
+        check_count("num_envs", num_envs)
+        check_count("workers", workers, "[0, inf)")
+        check_count("recycle_after", recycle_after)
+        check_range("step_timeout", step_timeout, "(0, inf)")
         if workers is None:
             workers = 0 if cls.in_process else num_envs
         if not 0 <= workers <= num_envs:
             raise ConfigError(f"workers={workers} must be between 0 (play in this process) and num_envs={num_envs}")
         if workers == 0 and (step_timeout is not None or recycle_after is not None):
             raise ConfigError("step_timeout and recycle_after are for worker processes: pass workers, too")
-        if step_timeout is not None and step_timeout <= 0:
-            raise ConfigError(f"step_timeout={step_timeout} must be a positive number of seconds")
-        if recycle_after is not None and (recycle_after < 1 or workers < num_envs):
+        if recycle_after is not None and workers < num_envs:
             raise ConfigError(
-                f"recycle_after={recycle_after} must be at least 1, with one worker per slot (workers={num_envs}): "
-                "other slots of a worker would lose their episodes"
+                f"recycle_after={recycle_after} needs one worker per slot (workers={num_envs}): other slots of a "
+                "worker would lose their episodes"
             )
         self.num_envs = num_envs
         self.metadata = {**cls.metadata, "autoreset_mode": AutoresetMode.DISABLED}
@@ -117,11 +121,15 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str | None], npt.NDArray[Any]]):
     ) -> tuple[Texts, dict[str, Any]]:
         """Start episodes; see the class. Raises ConfigError for options that do not fit, TaskNotFoundError."""
         self._check_open()
+        if not isinstance(options, Mapping | None):
+            raise ConfigError(f"options must be a dictionary such as {{'task_id': ...}}, not {options!r}")
         options = dict(options or {})
         mask = self._mask(options.pop("reset_mask", None))
         tasks = self._per_slot("options['task_id']", options.pop("task_id", None), str)
         if isinstance(seed, (int, np.integer)):
             seed = [int(seed) + slot for slot in range(self.num_envs)]
+        elif isinstance(seed, (list, tuple)):
+            seed = [int(each) if isinstance(each, np.integer) else each for each in seed]
         seeds = self._per_slot("seed", seed, int)
         calls = {}
         for slot in np.flatnonzero(mask).tolist():
@@ -179,7 +187,10 @@ class TextVectorEnv(VectorEnv[Texts, Sequence[str | None], npt.NDArray[Any]]):
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every slot's environment: to its element of a list or tuple, else all to one value."""
+        """Set an attribute of every slot's environment: to its element of a list or tuple, else all to one value.
+
+        An environment or a worker that is replaced has it again.
+        """
         self._check_open()
         values = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
         if len(values) != self.num_envs:

@@ -1,9 +1,10 @@
 """Environments in worker processes, as the slots of a vector environment.
 
 :class:`WorkerPool` answers the calls of an :class:`~agentgym_tlm.envs.group.EnvGroup` with groups in processes of their
-own. They play at the same time, every call has a deadline, and a worker that dies or hangs is killed, and replaced when
-one of its slots is next reset. Messages go through pipes, never through shared memory; workers are started by
-``spawn``, so that they inherit no threads, locks or file descriptors.
+own. They play at the same time, every call has a deadline, and a worker that dies or hangs is killed with all processes
+that it has started, and replaced when one of its slots is next reset. Its temporary files go with it. Messages go
+through pipes, never through shared memory; workers are started by ``spawn``, so that they inherit no threads, locks or
+file descriptors.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
@@ -71,6 +75,7 @@ class WorkerPool:
         self._slots = [range(num_slots)[index::num_workers] for index in range(num_workers)]
         self._workers: dict[int, _Worker] = {}
         self._lost: dict[int, Failure] = {}
+        self._attributes: dict[int, dict[str, Any]] = {slot: {} for slot in range(num_slots)}
         self._owner = os.getpid()
         try:
             self._require_all()
@@ -101,6 +106,8 @@ class WorkerPool:
         self._require_all()
         shares = {index: {slot: values[slot] for slot in self._slots[index]} for index in self._workers}
         self._tell({index: ("set_attr", name, share) for index, share in shares.items()})
+        for slot, value in values.items():
+            self._attributes[slot][name] = value
 
     def close(self) -> None:
         """End all workers; those that do not close in time are killed."""
@@ -145,7 +152,8 @@ class WorkerPool:
     def _start(self, indices: Iterable[int]) -> None:
         new = [index for index in indices if index not in self._workers]
         for index in new:
-            self._workers[index] = _Worker(self._spec, self._kwargs, self._slots[index])
+            attributes = {slot: self._attributes[slot] for slot in self._slots[index]}
+            self._workers[index] = _Worker(self._spec, self._kwargs, attributes)
         try:
             self._gather(new)
         except Exception:
@@ -187,13 +195,16 @@ class _Raised:
 class _Worker:
     """A process that serves an :class:`EnvGroup`, seen from outside. Its first reply says that it is ready."""
 
-    def __init__(self, spec: EnvSpec, kwargs: Mapping[str, Any], slots: Iterable[int]) -> None:
+    def __init__(self, spec: EnvSpec, kwargs: Mapping[str, Any], attributes: Mapping[int, Mapping[str, Any]]) -> None:
         self.resets = 0
         self.owes_reply = True
         self._command = "start"
         self._deadline = time.monotonic() + START_TIMEOUT
         self._connection, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_serve, args=(theirs, spec, kwargs, list(slots)), daemon=True)
+        self._folder = tempfile.mkdtemp(prefix="agentgym-tlm-worker-")
+        self._process = _SPAWN.Process(
+            target=_serve, args=(theirs, self._folder, spec, kwargs, attributes), daemon=True
+        )
         self._process.start()
         theirs.close()
         self.name = f"the environment's worker process {self._process.pid}"
@@ -231,7 +242,7 @@ class _Worker:
     def leave(self) -> None:
         """Begin to end the process: politely, unless it is busy with something else."""
         if self.owes_reply:
-            self._process.kill()
+            self._kill()
         else:
             self.send(("close",), CLOSE_TIMEOUT)
 
@@ -239,10 +250,21 @@ class _Worker:
         """Wait for the end of the process, kill it after its time, and release what belongs to it."""
         self._process.join(max(0.0, self._deadline - time.monotonic()))
         if self._process.exitcode is None:
-            self._process.kill()
+            self._kill()
             self._process.join()
         self._connection.close()
         self._process.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill(self) -> None:
+        """End the process and all that it has started: its engine may hang, and not notice that it is alone."""
+        if self._process.pid is None or not self._process.is_alive():
+            return
+        started = _descendants(self._process.pid)
+        self._process.kill()
+        for pid in started:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _end(workers: Sequence[_Worker]) -> None:
@@ -252,12 +274,36 @@ def _end(workers: Sequence[_Worker]) -> None:
         worker.bury()
 
 
-def _serve(connection: Connection, spec: EnvSpec, kwargs: Mapping[str, Any], slots: Sequence[int]) -> None:
-    """A worker's whole life. It ends with ``close``, or when the calling process has gone."""
+def _descendants(pid: int) -> list[int]:
+    """Processes that a process has started, and that these have; none where there is no ``/proc``."""
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name in the second field may hold anything, brackets and blanks included.
+            parent = int(status.read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(status.parent.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found[1:]
+
+
+def _serve(
+    connection: Connection,
+    folder: str,
+    spec: EnvSpec,
+    kwargs: Mapping[str, Any],
+    attributes: Mapping[int, Mapping[str, Any]],
+) -> None:
+    """A worker's whole life. It ends with ``close``, or when the calling process has gone.
+
+    Temporary files go into ``folder``, which the calling process deletes, or nobody would after a kill.
+    """
+    tempfile.tempdir = folder
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the calling process, which then closes
     group: EnvGroup | None = None
     try:
-        group = EnvGroup(spec, kwargs, slots)
+        group = EnvGroup(spec, kwargs, attributes, attributes)
     except Exception as error:  # noqa: BLE001
         connection.send_bytes(_raised(error))
         return

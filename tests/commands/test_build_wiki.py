@@ -33,6 +33,20 @@ def test_output_can_be_named(tmp_path: Path) -> None:
     assert isinstance(OfflineWikipedia(output).search("Tarnwick"), Page)
 
 
+def test_no_file_is_overwritten_but_an_encyclopedia(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A slip in --output must not cost the corpus, or anything else."""
+    corpus, other = tmp_path / "corpus.jsonl", tmp_path / "notes.txt"
+    corpus.write_text(json.dumps(PASSAGE))
+    other.write_text("precious")
+    (tmp_path / "link").symlink_to(corpus)
+    for output, message in ((corpus, "file of the corpus"), (tmp_path / "link", "file of the"), (other, "is there al")):
+        assert main(["data", "build-wiki", str(corpus), "--output", str(output)]) == 2
+        assert message in capsys.readouterr().err
+    assert (corpus.read_text(), other.read_text()) == (json.dumps(PASSAGE), "precious")
+    for _ in range(2):
+        assert main(["data", "build-wiki", str(corpus)]) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -10,6 +10,7 @@ import pytest
 
 from agentgym_tlm.cli import main
 from tests.envs.alfworld.test_sources import records, write_pack
+from tests.envs.hotpotqa.library import TRAIN, record, write_lines
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +64,25 @@ def test_verify_exits_with_1_when_something_is_broken(tmp_path: Path, capsys: py
     shown = capsys.readouterr().out
     assert "checksum differs" in shown
     assert "agentgym-tlm data import NAME PATH" in shown
+
+
+def test_missing_encyclopedia_is_told_with_the_command_that_builds_it(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Official questions alone cannot be played, and `ok` everywhere would say that they can."""
+    write_lines(tmp_path / "train.jsonl", [record(question) for question in TRAIN])
+    assert main(["data", "import", "hotpotqa", str(tmp_path)]) == 0
+    command = f"data build-wiki {cache}/hotpotqa/train.jsonl --output {cache}/hotpotqa/wiki.sqlite"
+    assert f"agentgym-tlm {command}" in capsys.readouterr().out
+    assert rows(capsys)["hotpotqa", "wiki"].split()[2] == "missing"
+    assert main(["data", "verify", "hotpotqa"]) == 1
+    assert f"hotpotqa wiki: missing, so that nothing can be played; build it: agentgym-tlm {command}" in (
+        capsys.readouterr().out
+    )
+    assert main(command.split()) == 0
+    capsys.readouterr()
+    assert ("hotpotqa", "wiki") not in rows(capsys)
+    assert main(["data", "verify", "hotpotqa"]) == 0
 
 
 def test_import_of_something_else_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,3 +46,23 @@ def test_missing_extra_names_the_command_that_installs_it(monkeypatch: pytest.Mo
     (finding,) = (f for f in doctor.findings() if f.what == "no-such-distribution")
     assert finding.status == "optional"
     assert finding.remedy == 'pip install "agentgym-tlm[lora]"'
+
+
+def test_broken_data_of_another_environment_is_optional(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The main job plays ALFWorld, whatever is wrong with HotpotQA."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    monkeypatch.setenv("HOTPOTQA_DATA", "/no/such/folder")
+    assert main(["doctor"]) == 0
+    assert "HotpotQA-v0: $HOTPOTQA_DATA=/no/such/folder is no folder" in capsys.readouterr().out
+    (finding,) = (f for f in doctor.findings() if f.what == "HotpotQA-v0")
+    assert finding.status == "optional"
+
+
+def test_scienceworld_without_java_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tasks can be listed without Java, and not played."""
+    monkeypatch.setenv("JAVA_HOME", "/no/such/java")
+    (finding,) = (f for f in doctor.findings() if f.what == "ScienceWorld-v0")
+    assert (finding.found, finding.status) == ("cannot be played", "optional")
+    assert "/no/such/java" in finding.remedy

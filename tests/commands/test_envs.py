@@ -48,9 +48,25 @@ def test_broken_split_is_the_error_when_no_other_is_there(tmp_path: Path, capsys
     assert "valid_seen.jsonl.xz is corrupt" in capsys.readouterr().err
 
 
+def test_broken_environment_does_not_hide_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever wants to know what can be played must not have to mend what he does not play."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    monkeypatch.setenv("HOTPOTQA_DATA", "/no/such/folder")
+    assert main(["envs"]) == 0
+    rows = [line.split(maxsplit=4) for line in capsys.readouterr().out.splitlines()]
+    assert {row[0] for row in rows[1:]} == {"ALFWorld-v0", "ScienceWorld-v0", "HotpotQA-v0"}
+    (broken,) = (row for row in rows if row[0] == "HotpotQA-v0")
+    assert broken[1:4] == ["-", "-", "-"]
+    assert "$HOTPOTQA_DATA=/no/such/folder is no folder" in broken[4]
+    assert main(["envs", "--env", "HotpotQA-v0"]) == 2
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        (("--env", "ScienceWorld-v0", "--data-dir", "embedded"), "ScienceWorld-v0 has no data folder: leave out"),
         (("--env", "ALFWorld-v0", "--data-dir", "/no/such/folder"), "/no/such/folder does not exist"),
         (("--data-dir", "/no/such/folder"), "name that with --env"),
         (("--env", "NoSuchWorld-v0"), "NoSuchWorld"),

@@ -127,3 +127,18 @@ def test_step_limit_ends_the_episode(
 def test_unknown_task_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["play", "--task-id", "no-such-task"]) == 2
     assert "no-such-task" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--env", "ScienceWorld-v0", "--data-dir", "embedded"), "ScienceWorld-v0 has no data folder: leave out"),
+        (("--env-kwargs", "num_gmes=3"), "--env-kwargs num_gmes=3: "),
+    ],
+)
+def test_messages_name_what_was_typed(argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `play` adds by itself is nobody's mistake."""
+    assert main(["play", *argv]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "admissible_commands" not in shown

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import tempfile
 import time
 from typing import Any, ClassVar
 
@@ -14,7 +16,7 @@ from tests.toy_env import ToyEnv
 
 
 class FragileEnv(ToyEnv):
-    """``Toy-v0`` with actions that exit, kill, hang, interrupt or fail the process in which they are played."""
+    """``Toy-v0`` with actions that exit, kill, hang, interrupt or fail their process, or start another one."""
 
     in_process = False
     fail_reset: str | None = None
@@ -36,6 +38,9 @@ class FragileEnv(ToyEnv):
             raise KeyboardInterrupt
         if action == "fail":
             raise EnvironmentFailureError("the lamp exploded")
+        if action == "start":
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            return (f"{child.pid} {tempfile.mkdtemp()}", *super().step("look")[1:])
         if action == "defect":
             raise _OddError(1, "two")
         if action == "pid":

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,7 @@ def test_seeds_choose_the_tasks_in_any_process() -> None:
         runs.append(tasks)
     assert runs[0] == runs[1]
     assert len({task for pair in runs[0] for task in pair}) > 3
-    for seed in ([None, 40], np.array([39, 40]), np.int64(39)):
+    for seed in ([None, 40], [np.int32(7), np.int64(40)], np.array([39, 40]), np.int64(39)):
         assert plain.reset(seed=seed)[1]["task_id"][1] == runs[0][0][1]  # type: ignore[arg-type]
     parallel.close()
 
@@ -177,6 +178,7 @@ def test_seeds_choose_the_tasks_in_any_process() -> None:
         (None, {"reset_mask": [True]}, ConfigError, "2 booleans"),
         (None, {"reset_mask": [0, 1]}, ConfigError, "2 booleans"),
         (None, {"reset_mask": [False, False]}, ConfigError, "at least one"),
+        (None, "x", ConfigError, "options must be a dictionary"),
         (None, {"task_id": "no-such"}, TaskNotFoundError, "no-such"),
     ],
 )
@@ -201,13 +203,16 @@ def test_actions_that_make_no_sense_are_refused(two: TextVectorEnv, actions: Any
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"num_envs": 0}, "num_envs=0"),
+        ({"num_envs": 0}, "num_envs must be in"),
         ({"workers": 3}, "workers=3 must be between 0"),
-        ({"workers": -1}, "workers=-1"),
+        ({"workers": -1}, "workers must be in"),
         ({"workers": 0, "step_timeout": 1.0}, "for worker processes"),
-        ({"step_timeout": 0.0}, "positive"),
+        ({"step_timeout": 0.0}, "step_timeout must be in"),
+        ({"step_timeout": float("nan")}, "step_timeout must be in"),
+        ({"step_timeout": "3"}, "step_timeout must be a number"),
+        ({"workers": 1.5}, "workers must be a whole number"),
         ({"workers": 1, "recycle_after": 5}, "one worker per slot"),
-        ({"recycle_after": 0}, "at least 1"),
+        ({"recycle_after": 0}, "recycle_after must be in"),
         ({"fail_on": lambda: None}, "cannot be sent to worker processes"),
     ],
 )
@@ -296,7 +301,38 @@ def test_reset_that_fails_is_told_and_can_be_repeated(tmp_path: Path) -> None:
     assert infos["error"][0] == "no more memory"
     with pytest.raises(gym.error.ResetNeeded, match=r"slots \[0\]"):
         envs.step(["look", "look"])
+    envs.set_attr("fail_reset", None)
     assert envs.reset()[1]["stop_reason"].tolist() == [None, None]
+    envs.close()
+
+
+def test_attributes_outlive_what_is_replaced() -> None:
+    """A limit that was set holds for the whole run, not until some worker dies, fails or is renewed."""
+    for workers, action in ((2, "kill"), (2, "fail"), (0, "fail"), (2, "look")):
+        envs = make(workers=workers, recycle_after=1 if workers else None)
+        envs.set_attr("max_episode_steps", [3, 5])
+        for _ in range(2):
+            envs.reset()
+            envs.step([action, "look"])
+        envs.reset()
+        assert envs.get_attr("max_episode_steps") == (3, 5)
+        envs.close()
+
+
+def test_killed_worker_leaves_neither_processes_nor_files() -> None:
+    """An engine that hangs does not notice that it is alone, and fills a node's memory and disk run by run."""
+    envs = make(num_envs=1, workers=1, step_timeout=2.0)
+    envs.reset()
+    child, folder = envs.step(["start"])[0][0].split(" ", 1)
+    assert Path(folder).is_dir()
+    assert Path(f"/proc/{child}").exists() or not Path("/proc").exists()
+    envs.step(["hang"])
+    assert not Path(folder).exists()
+    if Path("/proc").exists():
+        deadline = time.monotonic() + 5
+        while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     envs.close()
 
 

@@ -1,15 +1,17 @@
 """What an agent wrote, as an action.
 
-The first ``Search[...]``, ``Lookup[...]``, ``Finish[...]`` or ``Think[...]`` in the text counts, in any case, whatever
-stands before or after it. The argument goes to the bracket that closes it, so it may hold brackets of its own; if none
-does, it goes to the first closing bracket. It has single blanks and no control characters. An action without a closing
-bracket, or with an argument longer than ``MAX_ARGUMENT_CHARS``, is none. Linear in the text.
+The first ``Search[...]``, ``Lookup[...]``, ``Finish[...]`` or ``Think[...]`` in the text counts, as far as the protocol
+has them, in any case, whatever stands before or after it. The argument goes to the bracket that closes it, so it may
+hold brackets of its own; if none does, it goes to the last closing bracket of the line, or else to the next one. It has
+single blanks and no control characters. An action without a closing bracket, or with an argument longer than
+``MAX_ARGUMENT_CHARS``, is none. Linear in the text.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple, cast
+from collections.abc import Collection
+from typing import Literal, NamedTuple, cast, get_args
 
 Kind = Literal["search", "lookup", "finish", "think"]
 MAX_ARGUMENT_CHARS = 1000
@@ -25,9 +27,9 @@ class Action(NamedTuple):
     argument: str
 
 
-def parse_action(text: str) -> Action | None:
-    """The action in ``text``; None when there is none."""
-    opening = _OPENING.search(text)
+def parse_action(text: str, kinds: Collection[Kind] = get_args(Kind)) -> Action | None:
+    """The first action of these kinds in ``text``; None when there is none."""
+    opening = next((found for found in _OPENING.finditer(text) if found[1].lower() in kinds), None)
     if opening is None:
         return None
     start = opening.end()
@@ -54,4 +56,6 @@ def _closing_bracket(text: str, start: int) -> int:
         depth += 1 if bracket[0] == "[" else -1
         if depth == 0:
             return start + bracket.start()
-    return text.find("]", start)
+    line = text.find("\n", start)
+    last = text.rfind("]", start, len(text) if line == -1 else line)
+    return text.find("]", start) if last == -1 else last

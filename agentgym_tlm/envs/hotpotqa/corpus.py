@@ -20,12 +20,26 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from agentgym_tlm.envs.hotpotqa.actions import encodable
 from agentgym_tlm.envs.hotpotqa.question import Page
 from agentgym_tlm.envs.hotpotqa.wiki import clean_title
 from agentgym_tlm.errors import DataError
 
 _CHUNK = 1 << 20
-_BETWEEN = re.compile(r"[\s,\[\]\ufeff]*")
+_BLANK = re.compile(r"[\s\ufeff]*")
+_GRAMMAR: dict[str, dict[str, str]] = {
+    "start": {"[": "first", "value": "lines"},
+    "lines": {"value": "lines"},
+    "first": {"value": "after", "]": "end"},
+    "after": {",": "next", "]": "end"},
+    "next": {"value": "after"},
+    "end": {},
+}
+"""What may follow on what, and leads where, in a JSON array and in JSON lines."""
+HUGGING_FACE = (
+    "this is the layout of the Hugging Face data set hotpot_qa (a list of titles beside one of sentences), not that of "
+    "the official files"
+)
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -41,27 +55,45 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
                     raise DataError(f"{path}: record {count + 1} is no JSON object but {str(record)[:40]!r}")
                 yield record
                 count += 1
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         raise DataError(f"{path} cannot be read after record {count}: {type(error).__name__} {error}") from error
     if not count:
         raise DataError(f"{path} is empty: fetch it again")
 
 
 def _objects(file: IO[str]) -> Iterator[Any]:
-    """JSON values separated by blanks and commas, inside brackets or not."""
+    """The values of one JSON array, or of JSON lines. Raises ValueError for anything else."""
+    state = "start"
+    for token, value in _tokens(file):
+        try:
+            state = _GRAMMAR[state][token]
+        except KeyError:
+            raise ValueError(f"{token!r} stands where {' or '.join(_GRAMMAR[state]) or 'the end'} should") from None
+        if token == "value":
+            yield value
+    if state not in ("start", "lines", "end"):
+        raise ValueError("the array is not closed")
+
+
+def _tokens(file: IO[str]) -> Iterator[tuple[str, Any]]:
+    """JSON values, each as ``("value", it)``, and the brackets and commas around them, read piece by piece."""
     decode = json.JSONDecoder().raw_decode
     buffer, at, wanted = "", 0, _CHUNK
     while True:
         piece = file.read(wanted)
         buffer, at = buffer[at:] + piece, 0
-        while (at := _BETWEEN.match(buffer, at).end()) < len(buffer):  # type: ignore[union-attr]
+        while (at := _BLANK.match(buffer, at).end()) < len(buffer):  # type: ignore[union-attr]
+            if buffer[at] in "[],":
+                at += 1
+                yield buffer[at - 1], None
+                continue
             try:
                 value, at = decode(buffer, at)
             except ValueError:
                 if not piece:
                     raise
                 break
-            yield value
+            yield "value", value
         if not piece:
             return
         wanted = max(_CHUNK, len(buffer) - at)
@@ -81,6 +113,8 @@ def read_pages(paths: Iterable[Path]) -> Iterator[Page]:
 
 
 def _pages(record: dict[str, Any]) -> list[Page]:
+    if isinstance(record.get("context"), dict):
+        raise ValueError(HUGGING_FACE)
     if "context" in record:
         return [_page(title, sentences) for title, sentences in record["context"]]
     return [_page(record["title"], record["sentences"], record.get("aliases", ()))]
@@ -92,4 +126,4 @@ def _page(title: Any, sentences: Any, aliases: Any = ()) -> Page:
     for strings in (sentences, aliases):
         if isinstance(strings, str) or not all(isinstance(each, str) for each in strings):
             raise ValueError(f"{title!r} has {str(strings)[:40]!r} where a list of strings should be")
-    return Page(clean_title(title), tuple(sentences), tuple(clean_title(alias) for alias in aliases))
+    return Page(clean_title(title), tuple(map(encodable, sentences)), tuple(clean_title(alias) for alias in aliases))

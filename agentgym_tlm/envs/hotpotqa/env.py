@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -55,10 +56,11 @@ class HotpotQAEnv(TextEnv):
     ## Rewards
     On ``Finish``: 1 if the answer is right (``reward="em"``), or its F1 (``reward="f1"``), by the official metrics and
     nothing but the answer's own text; otherwise 0. ``info["won"]`` is the exact match and ``info["score"]`` the F1,
-    whatever the reward. An episode that ends without an answer scores 0 and counts in every average. For the reason of
-    a score, ``env.unwrapped.question`` holds the gold answer and ``env.unwrapped.answer`` the given one, with
-    ``env.unwrapped.answer_score`` their comparison. Where the encyclopedia fails, ``step`` raises
-    EnvironmentFailureError and the episode stands as before: a failure is never a reward.
+    whatever the reward; ``info["answer"]``, there only at the end, is the given answer. An episode that ends without an
+    answer scores 0 and counts in every average. For the reason of a score, ``env.unwrapped.question`` holds the gold
+    answer and ``env.unwrapped.answer`` the given one, with ``env.unwrapped.answer_score`` their comparison. Where the
+    encyclopedia fails, ``step`` raises EnvironmentFailureError and the episode stands as before: a failure is never a
+    reward.
 
     ## Episode End
     ``terminated`` by ``Finish``, right or wrong; ``truncated`` at ``max_episode_steps``, 7 as in ReAct, whose notebook
@@ -128,6 +130,8 @@ class HotpotQAEnv(TextEnv):
         self._questions = source.questions
         self.manifest = TaskManifest("HotpotQA-v0", split, source.description, tuple(source.questions))
         self.encyclopedia = _open_encyclopedia(wikipedia, source, wiki_file, contact, cache_file)
+        if _is_live(self.encyclopedia):
+            self.engine_name = "live"
         self._rules = Rules(self.encyclopedia, protocol, compat)
         self._state: Snapshot | None = None
 
@@ -236,9 +240,17 @@ class HotpotQAEnv(TextEnv):
             "action_valid": state.action_valid,
             "stop_reason": state.stop_reason,
         }
+        if state.answer is not None:
+            info["answer"] = state.answer
         if self._lists_commands:
             info["admissible_commands"] = self.admissible_commands()
         return info
+
+
+def _is_live(encyclopedia: Encyclopedia) -> bool:
+    """Whether it is the live Wikipedia, whose module is there only if someone has imported it, with its package."""
+    live = sys.modules.get("agentgym_tlm.envs.hotpotqa.live")
+    return live is not None and isinstance(encyclopedia, live.LiveWikipedia)
 
 
 def _open_encyclopedia(
@@ -248,6 +260,9 @@ def _open_encyclopedia(
     contact: str | None,
     cache_file: str | os.PathLike[str] | None,
 ) -> Encyclopedia:
+    for option, value in (("wiki_file", wiki_file), ("cache_file", cache_file)):
+        if not isinstance(value, str | os.PathLike | None):
+            raise ConfigError(f"{option}={value!r} must be a path")
     if wikipedia != "offline" and wiki_file is not None:
         raise ConfigError("wiki_file= is for wikipedia='offline'")
     if wikipedia != "live" and not (contact is None and cache_file is None):
@@ -259,6 +274,8 @@ def _open_encyclopedia(
         from agentgym_tlm.envs.hotpotqa.live import LiveWikipedia
 
         return LiveWikipedia(contact, cache_folder() / "wikipedia.sqlite" if cache_file is None else Path(cache_file))
-    if isinstance(wikipedia, str):
+    if isinstance(wikipedia, str) or not all(
+        callable(getattr(wikipedia, method, None)) for method in ("search", "retrieve", "mentions")
+    ):
         raise ConfigError(f"wikipedia must be 'offline', 'live' or an encyclopedia, not {wikipedia!r}")
     return wikipedia

@@ -87,10 +87,14 @@ class LiveWikipedia:
         max_pause: float = 60.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        if contact is None or not re.search(r"\w@\w|https?://\w", contact) or not contact.isprintable():
+        if (
+            not isinstance(contact, str)
+            or not re.search(r"\w@\w|https?://\w", contact)
+            or not (contact.isascii() and contact.isprintable())
+        ):
             raise ConfigError(
-                f"wikipedia='live' needs contact=, your e-mail or web address, not {contact!r}: Wikipedia asks who "
-                "operates a program, and throttles those that do not say"
+                f"wikipedia='live' needs contact=, your e-mail or web address in ASCII, not {contact!r}: Wikipedia "
+                "asks who operates a program, and throttles those that do not say"
             )
         self.contact = contact
         self.cache = cache.expanduser().resolve()
@@ -123,9 +127,12 @@ class LiveWikipedia:
         if not entity:
             return Suggestions(())
         answer = self._kept(f"search {entity}", lambda: _as_json(self._search(entity)))
-        if "sentences" in answer:
-            return Page(answer["title"], tuple(answer["sentences"]))
-        return Suggestions(tuple(answer["titles"]), answer["ambiguous"])
+        match answer:
+            case {"title": str(title), "sentences": list(sentences)} if _are_texts(sentences):
+                return Page(title, tuple(sentences))
+            case {"titles": list(titles), "ambiguous": bool(ambiguous)} if _are_texts(titles):
+                return Suggestions(tuple(titles), ambiguous)
+        raise self._damage(str(answer)[:80])
 
     def retrieve(self, query: str, limit: int) -> tuple[Page, ...]:
         """The pages that Wikipedia's full-text search finds; pages with several meanings are left out."""
@@ -133,6 +140,8 @@ class LiveWikipedia:
         if not query:
             return ()
         titles = self._kept(f"retrieve {limit} {query}", lambda: self._titles(query, limit))
+        if not (isinstance(titles, list) and _are_texts(titles)):
+            raise self._damage(str(titles)[:80])
         pages = (self.search(title) for title in titles)
         return tuple(page for page in pages if isinstance(page, Page))
 
@@ -198,6 +207,11 @@ class LiveWikipedia:
                     ) from error
                 wanted = getattr(error, "retry_after", None)
                 pause = self.retry_pause * 2**attempt if wanted is None else float(wanted)
+            except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+                # What the package raises for an answer of a shape that it does not expect.
+                raise EnvironmentFailureError(
+                    f"Wikipedia's answer is not understood: {type(error).__name__} {error}"
+                ) from error
             time.sleep(min(pause, self.max_pause))
         raise AssertionError("the last attempt returns or raises")
 
@@ -221,14 +235,21 @@ class LiveWikipedia:
             with closing(sqlite3.connect(self.cache, timeout=60)) as cache:
                 cache.execute("CREATE TABLE IF NOT EXISTS answer (key TEXT PRIMARY KEY, value TEXT)")
                 row = cache.execute("SELECT value FROM answer WHERE key = ?", [key]).fetchone()
-                if row is not None:
-                    return json.loads(row[0])
-                answer = ask()
-                with cache:
-                    cache.execute("INSERT OR IGNORE INTO answer VALUES (?, ?)", (key, json.dumps(answer)))
-                return answer
+                if row is None:
+                    kept = json.dumps(ask())
+                    with cache:
+                        cache.execute("INSERT OR IGNORE INTO answer VALUES (?, ?)", (key, kept))
+                else:
+                    kept = row[0]
         except (OSError, sqlite3.Error) as error:
             raise EnvironmentFailureError(f"the cache {self.cache} cannot be used: {error}") from error
+        try:
+            return json.loads(kept)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self._damage(str(error)) from error
+
+    def _damage(self, what: str) -> EnvironmentFailureError:
+        return EnvironmentFailureError(f"the cache {self.cache} is damaged ({what}): delete it, and ask again")
 
 
 def _check(response: httpx.Response) -> None:
@@ -240,12 +261,24 @@ def _check(response: httpx.Response) -> None:
         body = response.json()
     except ValueError:
         return  # the package reports it
-    error = body.get("error", {}) if isinstance(body, dict) else {}
-    if "interwiki" in (query := body.get("query", {}) if isinstance(body, dict) else {}):
+    error, query = _object(body, "error"), _object(body, "query")
+    if "interwiki" in query:
         raise _ElsewhereError("another wiki", request=response.request)
-    if not query:
+    found = [query[key] for key in ("pages", "search") if key in query]
+    results = [each for some in found for each in (some.values() if isinstance(some, dict) else some)]
+    if not found or not all(isinstance(result, dict) for result in results):
         code, text = str(error.get("code", "no answer")), str(error.get("info", str(body)[:80]))
         raise _ApiError(code, text, response.request)
+
+
+def _object(body: Any, key: str) -> dict[str, Any]:
+    """The object under a key of an answer; an empty one when there is none."""
+    value = body.get(key) if isinstance(body, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _is_passing(error: wikipediaapi.WikipediaException) -> bool:

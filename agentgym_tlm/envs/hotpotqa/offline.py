@@ -53,10 +53,12 @@ CREATE VIRTUAL TABLE trigrams USING fts5(title, content='', tokenize='trigram');
 def build_wiki(pages: Iterable[Page], path: Path) -> int:
     """Write the encyclopedia of ``pages`` to ``path``, complete or not at all; returns how many there are.
 
-    Of several pages with the same title, the first one counts. Raises DataError when there is none,
-    or when the file cannot be written.
+    Of several pages with the same title, the first one counts. An encyclopedia that is there already is replaced.
+    Raises DataError when there is no page, when the file cannot be written, or when it is there and something else.
     """
     _require_fts5()
+    if path.is_file() and not _is_wiki(path):
+        raise DataError(f"{path} is there already, and is no encyclopedia: name another file, or delete it first")
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,6 +74,15 @@ def build_wiki(pages: Iterable[Page], path: Path) -> int:
         if partial.exists():
             partial.unlink()
     return count
+
+
+def _is_wiki(path: Path) -> bool:
+    """Whether a file is an encyclopedia of ours, of whatever format."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            return bool(database.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID)
+    except sqlite3.Error:
+        return False
 
 
 def _fill(database: sqlite3.Connection, pages: Iterable[Page]) -> int:
@@ -182,6 +193,14 @@ class OfflineWikipedia:
                 taken = end
         return tuple(found)
 
+    def check(self) -> None:
+        """Read the whole file. Raises EnvironmentFailureError where it is damaged."""
+        [[state], *_] = self._rows("PRAGMA quick_check")
+        if state != "ok":
+            raise EnvironmentFailureError(f"the encyclopedia {self.path} is damaged: {state}")
+        for (number,) in self._rows("SELECT id FROM page"):
+            self._page(number)
+
     def _named(self, key: str) -> list[_Named]:
         """Pages of which ``key`` is a name that opens them, titles before aliases."""
         rows = self._rows(
@@ -212,8 +231,15 @@ class OfflineWikipedia:
         ]
 
     def _page(self, number: int) -> Page:
-        [(title, sentences)] = self._rows("SELECT title, sentences FROM page WHERE id = ?", [number])
-        return Page(title, tuple(json.loads(sentences)))
+        rows = self._rows("SELECT title, sentences FROM page WHERE id = ?", [number])
+        try:
+            [(title, text)] = rows
+            sentences = json.loads(text)
+        except (ValueError, TypeError, RecursionError):
+            title = sentences = None
+        if not (isinstance(title, str) and isinstance(sentences, list) and all(isinstance(s, str) for s in sentences)):
+            raise EnvironmentFailureError(f"the encyclopedia {self.path} is damaged at page {number}: build it again")
+        return Page(title, tuple(sentences))
 
     def _rows(self, query: str, values: Sequence[str | int] = ()) -> list[Any]:
         try:

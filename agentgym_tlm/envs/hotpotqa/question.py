@@ -25,6 +25,6 @@ class Question:
     type: str
     """``bridge`` or ``comparison``."""
     level: str
-    """``easy``, ``medium`` or ``hard``."""
+    """``easy``, ``medium`` or ``hard``; empty where the file does not say."""
     supporting_facts: tuple[tuple[str, int], ...]
     """Title and sentence index of every fact that is needed."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from agentgym_tlm.envs.hotpotqa.actions import MAX_ARGUMENT_CHARS, Action, encodable, parse_action
+from agentgym_tlm.envs.hotpotqa.actions import MAX_ARGUMENT_CHARS, Action, Kind, encodable, parse_action
 from agentgym_tlm.envs.hotpotqa.question import Page
 from agentgym_tlm.envs.hotpotqa.wiki import STOP_WORDS, Encyclopedia
 
@@ -33,7 +33,10 @@ _ACTIONS = {
     "react": "Search[entity], Lookup[keyword] and Finish[answer]",
     "nat": "search[query] and finish[answer]",
 }
-_KINDS = {"react": ("search", "lookup", "finish", "think"), "nat": ("search", "finish")}
+_KINDS: dict[Protocol, tuple[Kind, ...]] = {
+    "react": ("search", "lookup", "finish", "think"),
+    "nat": ("search", "finish"),
+}
 _SNIPPET_SENTENCES = 2
 _EXPLANATION = re.compile(r" \([^()]*\)$")
 _NUMBER = re.compile(r"\b\d[\d,.]*\b")
@@ -82,9 +85,7 @@ class Rules:
 
     def play(self, state: Snapshot, text: str) -> Snapshot:
         """The state after what ``text`` says; counting steps is left to the caller."""
-        match parse_action(text):
-            case Action(kind, _) if kind not in _KINDS[self.protocol]:
-                return self._invalid(state, text)
+        match parse_action(text, _KINDS[self.protocol]):
             case Action("search", entity) if entity:
                 return self._search(state, entity) if self.protocol == "react" else self._retrieve(state, entity)
             case Action("lookup", keyword) if keyword or self.compat:

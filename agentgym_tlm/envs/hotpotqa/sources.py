@@ -16,18 +16,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from agentgym_tlm.assets import EMBEDDED, asset_path
-from agentgym_tlm.envs.hotpotqa.corpus import read_records
-from agentgym_tlm.envs.hotpotqa.official import PUBLISHED, STEMS, SUFFIXES
-from agentgym_tlm.envs.hotpotqa.offline import BUILD_COMMAND, OfflineWikipedia, temporary_wiki
+from agentgym_tlm.envs.hotpotqa.official import (
+    PUBLISHED,
+    STEMS,
+    WIKI_FILE,
+    question_file,
+    read_questions,
+    wiki_command,
+)
+from agentgym_tlm.envs.hotpotqa.offline import OfflineWikipedia, temporary_wiki
 from agentgym_tlm.envs.hotpotqa.question import Question
 from agentgym_tlm.errors import ConfigError, DataError
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "dev", "dev500")
 DATA_VARIABLE = "HOTPOTQA_DATA"
-WIKI_FILE = "wiki.sqlite"
 DEV_SIZE = PUBLISHED["dev"]
 
 _EMBEDDED_SPLITS = ("train", "valid_seen", "valid_unseen")
@@ -51,6 +55,8 @@ def open_questions(split: str, data_dir: str | os.PathLike[str] | None = None) -
     """The questions of ``split``. Raises DataError when data that was asked for is missing or broken."""
     if split not in SPLITS:
         raise ConfigError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
+    if data_dir is not None and not (isinstance(data_dir, str | os.PathLike) and os.fspath(data_dir)):
+        raise ConfigError(f"data_dir must be a folder, 'embedded' or None, not {data_dir!r}")
     origin = "data_dir"
     if data_dir is None and os.environ.get(DATA_VARIABLE):
         data_dir, origin = os.environ[DATA_VARIABLE], f"${DATA_VARIABLE}"
@@ -84,8 +90,9 @@ def open_pages(source: QuestionSource, wiki_file: str | os.PathLike[str] | None 
         return _embedded_wiki()
     if not (source.folder / WIKI_FILE).is_file():
         raise DataError(
-            f"{source.folder} has no {WIKI_FILE}, and so no pages to search: build it from a corpus, or from the "
-            f"question files themselves, with `{BUILD_COMMAND}`, and give it as wiki_file= if it lies elsewhere"
+            f"{source.folder} has no {WIKI_FILE}, and so no pages to search: build it from the questions' own pages "
+            f"with `{wiki_command(source.folder)}`, or from a corpus instead of them; give it as wiki_file= if it lies "
+            "elsewhere"
         )
     return _open(source.folder / WIKI_FILE)
 
@@ -131,44 +138,21 @@ def _pages(question: Question) -> set[str]:
 
 def _find(folder: Path, split: str) -> tuple[Path, int]:
     """File of the official ``split``, and when it was modified."""
-    names = [stem + suffix for stem in STEMS[split] for suffix in SUFFIXES]
-    for name in names:
-        if (path := folder / name).is_file():
-            return path, path.stat().st_mtime_ns
+    if (path := question_file(folder, split)) is not None:
+        return path, path.stat().st_mtime_ns
+    first = STEMS[split][0]
     there = ", ".join(sorted(each.name for each in folder.iterdir())[:8]) or "nothing"
-    raise DataError(f"{folder} has no {names[0]} (nor {names[4]}, with or without .gz), but {there}: {_REMEDY}")
+    raise DataError(
+        f"{folder} has no {first}.json (nor {STEMS[split][1]}.json, .jsonl, or .gz), but {there}: {_REMEDY}"
+    )
 
 
 @lru_cache(maxsize=4)
 def _read_questions(path: Path, _modified: int) -> Mapping[str, Question]:
-    """All questions of an official file, in its order."""
-    questions = {}
-    for number, record in enumerate(read_records(path), start=1):
-        try:
-            question = _question(record)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{path}: record {number} is no HotpotQA question with an answer: {type(error).__name__} {error}; "
-                f"{_REMEDY}"
-            ) from error
-        questions[question.id] = question
-    return questions
-
-
-def _question(record: Mapping[str, Any]) -> Question:
-    facts = tuple((title, sentence) for title, sentence in record["supporting_facts"])
-    question = Question(record["_id"], record["question"], record["answer"], record["type"], record["level"], facts)
-    strings = (
-        question.id,
-        question.question,
-        question.answer,
-        question.type,
-        question.level,
-        *(title for title, _ in facts),
-    )
-    if not all(isinstance(string, str) for string in strings) or not all(isinstance(i, int) for _, i in facts):
-        raise TypeError("a field is not of the type that it should be")
-    return question
+    try:
+        return read_questions(path)
+    except DataError as error:
+        raise DataError(f"{error}; {_REMEDY}") from error
 
 
 def _open(path: Path) -> OfflineWikipedia:

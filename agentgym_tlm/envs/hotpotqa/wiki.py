@@ -66,6 +66,6 @@ def title_key(title: str) -> str:
 
 
 def plain_key(title: str) -> str:
-    """:func:`title_key` without accents: what a keyboard without them writes."""
-    decomposed = unicodedata.normalize("NFKD", title_key(title))
+    """:func:`title_key` without accents and curly apostrophes: what a keyboard without them writes."""
+    decomposed = unicodedata.normalize("NFKD", title_key(title)).replace("\u2019", "'")
     return "".join(character for character in decomposed if not unicodedata.combining(character))

@@ -6,6 +6,8 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from math import inf
+from numbers import Integral
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -14,10 +16,11 @@ from agentgym_tlm import __version__
 from agentgym_tlm.envs.base import Expert, Info, TaskManifest, TextEnv
 from agentgym_tlm.envs.scienceworld import simplifications as simplifying
 from agentgym_tlm.envs.scienceworld.actions import is_playable, normalize_action, parse_status, readings
+from agentgym_tlm.envs.scienceworld.instructions import how_to_act
 from agentgym_tlm.envs.scienceworld.java import find_java, java_version, simulator_jar
 from agentgym_tlm.envs.scienceworld.protocols import Protocol, find_protocol
 from agentgym_tlm.envs.scienceworld.simulator import NO_MATCH, Simulator, World, shared_simulator
-from agentgym_tlm.envs.scienceworld.tasks import SPLITS, TASKS, parse_task_id, split_name, task_names
+from agentgym_tlm.envs.scienceworld.tasks import SPLITS, TASKS, parse_task_id, several, split_name, task_names
 from agentgym_tlm.errors import ConfigError, EnvironmentFailureError
 
 
@@ -53,16 +56,18 @@ class ScienceWorldEnv(TextEnv):
     ``mix X``, ``eat X``, ``flush X``, ``connect X to Y``, ``disconnect X``, ``use X on Y`` (always two things),
     ``focus on X``, ``wait`` and ``wait1``, ``inventory``, ``help``, ``objects`` (what can be named) and ``task``. Doors
     go by ``kitchen door`` and ``door to kitchen`` alike. ``reset task``, with which the simulator lets a failed agent
-    go on, is unknown here.
+    go on, is unknown here, although ``help`` lists it. Understood is not possible: ``action_valid`` is True of an
+    action that the world then refuses, so that its rate does not compare with that of environments that know better.
 
     An action that could mean several things is answered by ``ambiguity``: ``"ask"`` shows the numbered readings and
-    takes the next action as the answer (anything but a number of the list cancels, and costs a move); ``"first"``
-    takes the first reading; ``"error"`` tells the readings and forgets the action. Readings may look the same
-    (allenai/ScienceWorld#11).
+    takes the next action as the answer; ``"first"`` takes the first reading; ``"error"`` tells the readings and forgets
+    the action. Anything but a number of the list cancels the question, and costs a move where the simulator reads it:
+    more than 1,000 characters and ``reset task`` are free. ``help``, ``objects`` and ``task`` are answered and leave
+    the question open. Readings may look the same (allenai/ScienceWorld#11).
 
     ## Observation Space
-    Text: first the room and the task, then the simulator's answers, letter for letter. ``info["look"]`` and
-    ``info["inventory"]`` are what those actions would show, free of time.
+    Text: first how to act (with ``instructions``), the room and the task, then the simulator's answers, letter for
+    letter. ``info["look"]`` and ``info["inventory"]`` are what those actions would show, free of time.
 
     ## Starting State
     ``reset(seed=...)`` chooses the task, and with it the whole episode; ``reset(options={"task_id": ...})`` plays a
@@ -78,10 +83,10 @@ class ScienceWorldEnv(TextEnv):
 
     ## Episode End
     ``terminated`` when the task is done (``won``), or failed for good: by focusing on a wrong thing, even after doing
-    the right ones, or by a wrong answer (the simulator's score of -100; ``stop_reason`` is ``lost``). ``truncated`` at
-    the turn limit, which counts actions. The simulator's clock is ``info["moves"]``: looking and what it does not
-    understand are free, ``wait1`` is 2 and ``wait`` 11; it ends nothing here. A step after the end raises
-    ``gymnasium.error.ResetNeeded``.
+    the right ones, or by a wrong answer (the simulator's score of -100; ``stop_reason`` is ``lost``, and only then
+    ``info["failure"]`` is ``wrong focus`` or ``wrong answer``). ``truncated`` at the turn limit, which counts actions.
+    The simulator's clock is ``info["moves"]``: looking and what it does not understand are free, ``wait1`` is 2 and
+    ``wait`` 11; it ends nothing here. A step after the end raises ``gymnasium.error.ResetNeeded``.
 
     When Java dies, runs out of memory or gives no answer, the step raises ``EnvironmentFailureError`` and the episode
     has no reward; ``reset`` goes on with a new Java process. So it does in a forked process.
@@ -92,11 +97,14 @@ class ScienceWorldEnv(TextEnv):
     - ``protocol``: ``"short"``, ``"full"``, ``"eto"``, ``"eto-clean"`` or ``"agentgym"``: tasks, variations,
       simplifications and turn limits, see :mod:`~agentgym_tlm.envs.scienceworld.protocols`. None: ``short``, or
       ``full`` when ``tasks`` says what to play.
-    - ``tasks``, ``variations``: play only these of the protocol's tasks and of their variations.
+    - ``tasks``, ``variations``: play only these of the protocol's tasks (names, in a list or with commas) and of their
+      variations (a number or several).
     - ``simplifications``: ``"none"``, ``"easy"``, or names from
       :data:`~agentgym_tlm.envs.scienceworld.simplifications.SIMPLIFICATIONS`; None: the protocol's.
     - ``reward``: ``"delta"`` or ``"final"``.
     - ``ambiguity``: ``"ask"``, ``"first"`` or ``"error"``.
+    - ``instructions``: begin the first observation with the forms of the actions, and with the warning that a wrong
+      focus or answer loses; False for the simulator's own texts alone.
     - ``admissible_commands``: put the sorted list of valid actions into ``info`` at every step: up to 1,400 of them,
       at several times the cost of the step.
     - ``deterministic``: False for the stock simulator's behaviour, in which lists are ordered and heat flows a little
@@ -118,10 +126,11 @@ class ScienceWorldEnv(TextEnv):
         *,
         protocol: str | None = None,
         tasks: str | Collection[str] | None = None,
-        variations: Collection[int] | None = None,
+        variations: int | Collection[int] | None = None,
         simplifications: str | Collection[str] | None = None,
         reward: Literal["delta", "final"] = "delta",
         ambiguity: Literal["ask", "first", "error"] = "ask",
+        instructions: bool = True,
         admissible_commands: bool = False,
         deterministic: bool = True,
         backend: Literal["shared", "isolated"] = "shared",
@@ -138,8 +147,10 @@ class ScienceWorldEnv(TextEnv):
         ):
             if value not in values:
                 raise ConfigError(f"{option} must be one of {', '.join(values)}, not {value!r}")
-        if not timeout > 0:
-            raise ConfigError(f"timeout={timeout} must be a positive number of seconds")
+        if not (isinstance(timeout, int | float) and 0 < timeout < inf):
+            raise ConfigError(f"timeout={timeout!r} must be a positive number of seconds")
+        if not isinstance(java, str | os.PathLike | None):
+            raise ConfigError(f"java={java!r} must be a path")
         self.split = split_name(split)
         self.protocol = find_protocol(protocol or ("short" if tasks is None else "full"))
         self.simplifications = simplifying.parse(
@@ -151,6 +162,7 @@ class ScienceWorldEnv(TextEnv):
         self.backend = backend
         self.timeout = timeout
         self._java = java
+        self.instructions = instructions
         self._lists_commands = admissible_commands
         task_ids = _task_ids(self.protocol, self.split, tasks, variations)
         for name in {parse_task_id(task_id)[0] for task_id in task_ids}:
@@ -219,6 +231,7 @@ class ScienceWorldEnv(TextEnv):
             "data": self.manifest.source,
             "simplifications": self.simplifications,
             "ambiguity": self.ambiguity,
+            "instructions": str(self.instructions),
         }
 
     def expert(self) -> Expert:
@@ -246,11 +259,13 @@ class ScienceWorldEnv(TextEnv):
         self._task, variation = parse_task_id(task_id)
         self._world = None
         self._simulator = self._open_simulator()
-        self._world = self._simulator.load(
-            self._task, variation, simplifying.for_task(self.simplifications, self._task)
-        )
+        simplifications = simplifying.for_task(self.simplifications, self._task)
+        self._world = self._simulator.load(self._task, variation, simplifications)
         self._state = self._simulator.step(self._world, "look around")
-        self._observation = f"{self._state.observation}\n\n{self._world.description}"
+        start = [self._state.observation, self._world.description]
+        if self.instructions:
+            start.insert(0, how_to_act(simplifications.split(",")))
+        self._observation = "\n\n".join(start)
         self._best_points = self._points
         self._actions = []
         self._stop_reason = None
@@ -271,6 +286,8 @@ class ScienceWorldEnv(TextEnv):
         simulator, world = self._playing()
         text = normalize_action(action)
         if not is_playable(text):
+            if self._state.ambiguous:
+                simulator.cancel_question(world)
             self._state = replace(self._state, observation=NO_MATCH, ambiguous=False, crashed=False)
         else:
             self._state = simulator.step(world, text)
@@ -314,27 +331,31 @@ class ScienceWorldEnv(TextEnv):
             "look": self._state.look,
             "inventory": self._state.inventory,
         }
+        if self._state.score < 0:
+            focused = self._state.observation.startswith("You focus on")
+            info["failure"] = "wrong focus" if focused else "wrong answer"
         if self._lists_commands:
             info["admissible_commands"] = self.admissible_commands()
         return info
 
 
 def _task_ids(
-    protocol: Protocol, split: str, tasks: str | Collection[str] | None, variations: Collection[int] | None
+    protocol: Protocol, split: str, tasks: str | Collection[str] | None, variations: int | Collection[int] | None
 ) -> tuple[str, ...]:
     """Ids of the chosen tasks of a protocol's split. Raises ConfigError for a choice that cannot be met."""
     names = protocol.tasks if tasks is None else task_names(tasks)
     if missing := sorted(set(names) - set(protocol.tasks)):
         raise ConfigError(f"the protocol {protocol.name!r} does not have {', '.join(missing)}; 'full' has all tasks")
+    wanted = None if variations is None else set(map(int, several("variations", variations, Integral)))
     for name in names:
         last = TASKS[name].n_variations - 1
-        if wrong := sorted(number for number in variations or () if not 0 <= number <= last):
+        if wrong := sorted(number for number in wanted or () if not 0 <= number <= last):
             raise ConfigError(f"{name} has the variations 0 to {last}, not {', '.join(map(str, wrong))}")
     task_ids = tuple(
         f"{name}/{number}"
         for name in sorted(names)
         for number in protocol.choose(name, split)
-        if variations is None or number in variations
+        if wanted is None or number in wanted
     )
     if not task_ids:
         raise ConfigError(f"the split {split!r} of protocol {protocol.name!r} has none of these tasks and variations")

@@ -28,7 +28,7 @@ def find_java(java: str | os.PathLike[str] | None = None) -> str:
     Raises ConfigError when ``java`` or ``$JAVA_HOME`` names none, DependencyError when there is none anywhere.
     """
     home = os.environ.get("JAVA_HOME")
-    for place, origin in ((java, "java="), (home, "$JAVA_HOME")):
+    for place, origin in ((java, "java="), (home, "$JAVA_HOME=")):
         if place:
             found = shutil.which(place) or shutil.which(Path(place) / "bin" / "java")
             if found is None:

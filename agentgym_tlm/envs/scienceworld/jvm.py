@@ -169,11 +169,12 @@ class Jvm:
                 if (address := _ADDRESS.search(output)) is not None:
                     return int(address[1]), address[2].decode()
                 if not received:
+                    reason = "Java ended before it started its server"
                     break
+            else:
+                reason = f"Java did not start its server within {START_SECONDS:g} s"
         printed = output.decode(errors="replace").strip()
-        raise EnvironmentFailureError(
-            f"Java ended, or did not start its server within {START_SECONDS:g} s. It printed: {printed[:2000] or '-'}"
-        )
+        raise EnvironmentFailureError(f"{reason}. It printed: {printed[:2000] or '-'}")
 
 
 class Connection:

@@ -93,6 +93,10 @@ _ETO_LEAKED = {
 """Those of them that ETO also trained on."""
 
 
+def _official_variations(task: str, split: str) -> Sequence[int]:
+    return TASKS[task].variations(split)
+
+
 @dataclass(frozen=True)
 class Protocol:
     """A choice of tasks and conditions; ``turn_limits`` hold per task."""
@@ -101,12 +105,12 @@ class Protocol:
     tasks: tuple[str, ...]
     simplifications: str
     turn_limits: Mapping[str, int]
-    choose: Callable[[str, str], Sequence[int]] = lambda task, split: TASKS[task].variations(split)
+    choose: Callable[[str, str], Sequence[int]] = _official_variations
     """Variations of a task in a split."""
 
 
 def _eto_variations(task: str, split: str) -> Sequence[int]:
-    official = TASKS[task].variations(split)
+    official = _official_variations(task, split)
     if split == "valid_seen":
         return _ETO_SEEN.get(task, official)
     return official[:10] if split == "valid_unseen" else official
@@ -141,5 +145,5 @@ def find_protocol(name: str) -> Protocol:
     """Raises ConfigError when there is none of this name."""
     try:
         return PROTOCOLS[name]
-    except KeyError:
+    except (KeyError, TypeError):
         raise ConfigError(f"no protocol {name!r}; there are {', '.join(PROTOCOLS)}") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from agentgym_tlm.envs.scienceworld.tasks import TASKS
+from agentgym_tlm.envs.scienceworld.tasks import TASKS, several
 from agentgym_tlm.errors import ConfigError
 
 SIMPLIFICATIONS = {
@@ -37,7 +37,7 @@ def parse(simplifications: str | Collection[str]) -> str:
         if simplifications in PRESETS:
             return simplifications
         simplifications = [name.strip() for name in simplifications.split(",") if name.strip()]
-    names = set(simplifications)
+    names = set(several("simplifications", simplifications, str))
     if presets := sorted(names & PRESETS.keys()):
         raise ConfigError(
             f"the preset {presets[0]!r} stands alone; spell it out to add to it: {', '.join(PRESETS[presets[0]])}"

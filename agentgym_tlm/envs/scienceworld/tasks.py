@@ -7,8 +7,9 @@ versions, and with it the meaning of every index into it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from agentgym_tlm.errors import ConfigError
 
@@ -73,7 +74,7 @@ TASKS = {
 
 def split_name(name: str) -> str:
     """The split's name in this package. Raises ConfigError for a name that is none."""
-    name = OFFICIAL_NAMES.get(name, name)
+    name = OFFICIAL_NAMES.get(name, name) if isinstance(name, str) else name
     if name not in SPLITS:
         raise ConfigError(
             f"ScienceWorld has the splits {', '.join(SPLITS)} (the last two also as dev and test), not {name!r}"
@@ -81,15 +82,29 @@ def split_name(name: str) -> str:
     return name
 
 
-def task_names(names: Iterable[str]) -> tuple[str, ...]:
-    """The names, in the order of ``TASKS``. Raises ConfigError for an unknown one, or when there is none."""
-    wanted = {names} if isinstance(names, str) else set(names)
+def task_names(names: str | Collection[str]) -> tuple[str, ...]:
+    """The names, in the order of ``TASKS``; a string may be several with commas.
+
+    Raises ConfigError for an unknown one, or when there is none.
+    """
+    wanted = set(several("tasks", names.split(",") if isinstance(names, str) else names, str))
+    wanted = {name.strip() for name in wanted if name.strip()}
     if unknown := sorted(wanted - TASKS.keys()):
         close = [name for name in TASKS if any(word in name for word in unknown)] or list(TASKS)
         raise ConfigError(f"no such ScienceWorld tasks: {unknown}; there are {', '.join(close)}")
     if not wanted:
         raise ConfigError("tasks is empty: name at least one task, or leave it out")
     return tuple(name for name in TASKS if name in wanted)
+
+
+def several(option: str, value: Any, kind: type) -> list[Any]:
+    """One value of a kind, or a collection of them, as a list. Raises ConfigError for anything else."""
+    values = [value] if isinstance(value, kind) else value
+    if not isinstance(values, Collection) or isinstance(values, (str, Mapping)):
+        values = [None]
+    if not all(isinstance(each, kind) for each in values):
+        raise ConfigError(f"{option} must be of type {kind.__name__}, or several of them in a list, not {value!r}")
+    return list(values)
 
 
 def parse_task_id(task_id: str) -> tuple[str, int]:

@@ -16,7 +16,9 @@ from agentgym_tlm.envs.hotpotqa.actions import MAX_ARGUMENT_CHARS, parse_action
         ("Action 2: Lookup[bees]\nObservation: none\nAction 3: Finish[no]", ("lookup", "bees")),
         ("finish[a [b] c]", ("finish", "a [b] c")),
         ("finish[Ouse]\nQuestion: next [x]", ("finish", "Ouse")),
-        ("search[a [b] and [c]", ("search", "a [b")),
+        ("search[a [b] and [c]", ("search", "a [b] and [c")),
+        ("Finish[f[x) = [0, 1]]\nmore [x]", ("finish", "f[x) = [0, 1]")),
+        ("Finish[a [b\nc]", ("finish", "a [b c")),
         ("Finish[]", ("finish", "")),
         ("Search[two\n\t lines\0]", ("search", "two lines")),
         ("think[I should Search[x]] Finish[y]", ("think", "I should Search[x]")),
@@ -25,6 +27,12 @@ from agentgym_tlm.envs.hotpotqa.actions import MAX_ARGUMENT_CHARS, parse_action
 def test_first_action_counts(text: str, action: tuple[str, str]) -> None:
     """Case, blanks, a full stop, further actions and brackets in the argument do not spoil an action."""
     assert parse_action(text) == action
+
+
+def test_actions_of_another_protocol_are_text() -> None:
+    """A thought in brackets hides no action where thoughts are none."""
+    assert parse_action("Think[about it] search[Ouse]", ("search", "finish")) == ("search", "Ouse")
+    assert parse_action("Lookup[x]", ("search", "finish")) is None
 
 
 @pytest.mark.parametrize("text", ["", "   ", "foo", "search[Orla", "research[x]", "Search Orla", "[x]", "Click[x]"])

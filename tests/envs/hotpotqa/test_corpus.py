@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentgym_tlm.envs.hotpotqa.corpus import read_pages, read_records
+from agentgym_tlm.envs.hotpotqa.offline import build_wiki
 from agentgym_tlm.envs.hotpotqa.question import Page
 from agentgym_tlm.errors import DataError
 from tests.envs.hotpotqa.library import QUESTIONS, record, write_lines
@@ -60,6 +61,12 @@ def test_a_record_longer_than_a_piece_arrives(tmp_path: Path) -> None:
         (b'{"title": "A", "sentences": "x"}', "record 1 .*'x' where a list of strings should be"),
         (b'{"title": " ", "sentences": []}', "record 1 .*the title is ' '"),
         (b"\xff\xfe", "after record 0"),
+        (b'[{"title": "A", "sentences": ["x"]}', "after record 1: ValueError the array is not closed"),
+        (b'[{"title": "A", "sentences": ["x"]},', "after record 1: ValueError the array is not closed"),
+        (b'{"title": "A", "sentences": ["x"]}]', "after record 1"),
+        (b'[{"title": "A", "sentences": ["x"]}]]', "after record 1"),
+        (b'[{"title": "A", "sentences": ["x"]} {"title": "B", "sentences": []}]', "after record 1"),
+        (b'{"context": {"title": ["A"], "sentences": [["x"]]}}', "record 1 .*layout of the Hugging Face data set"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, content: bytes, message: str) -> None:
@@ -86,3 +93,12 @@ def test_damaged_archives_are_named(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"x")[:5])
     with pytest.raises(DataError, match="after record 0"):
         list(read_pages([path]))
+
+
+def test_lone_surrogates_become_question_marks(tmp_path: Path) -> None:
+    """Half a character, which no database can store, as web texts hold it."""
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(r'{"title": "A\ud800", "sentences": ["One \ud83d.", " \ud83d\ude00"]}')
+    [page] = read_pages([path])
+    assert page == Page("A", ("One ?.", " \U0001f600"))
+    build_wiki([page], tmp_path / "wiki.sqlite")

@@ -377,3 +377,29 @@ def test_threads_do_not_disturb_each_other(library: Path) -> None:
     for thread in threads:
         thread.join()
     assert [found[seed] for seed in range(4)] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"wikipedia": None}, "wikipedia must be"),
+        ({"wikipedia": 5}, "wikipedia must be"),
+        ({"data_dir": ""}, "data_dir must be"),
+        ({"data_dir": 5}, "data_dir must be"),
+        ({"wiki_file": 5}, "wiki_file=5 must be a path"),
+        ({"max_episode_steps": 0}, "max_episode_steps must be in"),
+    ],
+)
+def test_options_of_a_wrong_kind_are_named(options: dict[str, Any], message: str) -> None:
+    """At once, not in the first search; and no text is not the folder that one happens to be in."""
+    with pytest.raises(ConfigError, match=message):
+        HotpotQAEnv(**options)
+
+
+def test_given_answer_is_in_info_at_the_end(library: Path) -> None:
+    """Logs tell what was answered; the right answer is no business of an agent's."""
+    env = HotpotQAEnv("dev", data_dir=library)
+    assert "answer" not in env.reset(options={"task_id": "q3"})[1]
+    info = env.step("Finish[ perhaps ]")[4]
+    assert info["answer"] == "perhaps"
+    assert "yes" not in info.values()

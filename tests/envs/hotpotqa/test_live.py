@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 pytest.importorskip("wikipediaapi", reason="the live Wikipedia needs the hotpotqa extra")
 
+from agentgym_tlm.envs.hotpotqa.env import HotpotQAEnv
 from agentgym_tlm.envs.hotpotqa.live import ATTEMPTS, LiveWikipedia
 from agentgym_tlm.envs.hotpotqa.question import Page
 from agentgym_tlm.envs.hotpotqa.wiki import Suggestions
@@ -157,6 +159,12 @@ FINAL = {
     "moved": (failure(301, Location="https://example.org"), "301"),
     "API error": (failure(200, json.dumps({"error": {"code": "badvalue", "info": "Unrecognized"}})), "badvalue"),
     "no answer": (failure(200, "{}"), "no answer"),
+    "error that is a text": (failure(200, '{"error": "oops"}'), "oops"),
+    "query that is a list": (failure(200, '{"query": [1]}'), "no answer"),
+    "query about something else": (failure(200, '{"query": {"foo": 1}}'), "no answer"),
+    "pages that are none": (failure(200, '{"query": {"pages": [1], "search": [1]}}'), "no answer"),
+    "pages that are nothing": (failure(200, '{"query": {"pages": 7, "search": 7}}'), "is not understood"),
+    "deeply nested": (failure(200, '{"query": ' + "[" * 100_000), "is not understood"),
 }
 
 
@@ -236,6 +244,22 @@ def test_unusable_cache_is_a_failure(make: Callable[..., LiveWikipedia], tmp_pat
         make().search("Orla Brandt")
 
 
+@pytest.mark.parametrize(
+    "value", ["", "{", "7", "{}", '{"title": 1, "sentences": []}', '{"titles": [1]}', "[" * 100_000]
+)
+def test_damaged_cache_is_a_failure(make: Callable[..., LiveWikipedia], tmp_path: Path, value: str) -> None:
+    """Half-written answers end the episode as env_error, not the run with a traceback."""
+    wiki = make()
+    wiki.search("Orla Brandt")
+    wiki.retrieve("writer of novels", 3)
+    with closing(sqlite3.connect(tmp_path / "answers.sqlite")) as cache, cache:
+        cache.execute("UPDATE answer SET value = ?", [value])
+    with pytest.raises(EnvironmentFailureError, match=r"answers\.sqlite is damaged .*delete it"):
+        wiki.search("Orla Brandt")
+    with pytest.raises(EnvironmentFailureError, match=r"answers\.sqlite is damaged"):
+        wiki.retrieve("writer of novels", 3)
+
+
 def test_threads_ask_one_after_another(server: MediaWiki, make: Callable[..., LiveWikipedia]) -> None:
     """Rollouts with many slots make no bursts, and all get their answers."""
     wiki = make()
@@ -263,7 +287,7 @@ def test_processes_connect_anew(make: Callable[..., LiveWikipedia], method: str)
     process.join()
 
 
-@pytest.mark.parametrize("contact", [None, "", "me", "a\n@b"])
+@pytest.mark.parametrize("contact", [None, "", "me", "a\n@b", "jörg@example.org", 5])
 def test_contact_is_required(contact: str | None, tmp_path: Path) -> None:
     """There is no default: requests that name nobody are throttled for all who make them."""
     with pytest.raises(ConfigError, match="needs contact="):
@@ -329,3 +353,12 @@ def test_cache_of_an_interrupted_run_is_complete(make: Callable[..., LiveWikiped
         [(key, value)] = cache.execute("SELECT * FROM answer").fetchall()
     assert key == "search Orla Brandt"
     assert json.loads(value)["title"] == "Orla Brandt"
+
+
+def test_expert_does_not_play_on_live_pages(make: Callable[..., LiveWikipedia], library: Path) -> None:
+    """However the live Wikipedia is given: the facts that the expert knows are those of other pages."""
+    env = HotpotQAEnv("dev", data_dir=library, wikipedia=make())
+    env.reset(seed=0)
+    assert env.version()["engine"] == "live"
+    with pytest.raises(ConfigError, match="live ones are no longer"):
+        env.expert()

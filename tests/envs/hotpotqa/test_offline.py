@@ -5,6 +5,7 @@ import pickle
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
@@ -141,6 +142,14 @@ def test_any_text_is_answered(wiki: OfflineWikipedia, text: str) -> None:
     wiki.mentions(text)
 
 
+def test_apostrophes_are_forgiven(tmp_path: Path) -> None:
+    """Titles have curly ones, keyboards straight ones, or the other way round."""
+    build_wiki([Page("Orla\u2019s Bees", ("one",)), Page("Piet's Boat", ("two",))], tmp_path / "wiki")
+    wiki = OfflineWikipedia(tmp_path / "wiki")
+    for entity in ("Orla's Bees", "Orla\u2019s bees", "Piet\u2019s Boat"):
+        assert isinstance(wiki.search(entity), Page)
+
+
 def test_first_of_equal_titles_counts(tmp_path: Path) -> None:
     """Corpora hold some titles twice; which text is played must not depend on chance."""
     build_wiki([Page("A", ("one",)), Page("B", ("two",)), Page("A", ("three",))], tmp_path / "wiki")
@@ -198,6 +207,17 @@ def test_damage_is_a_failure_and_no_answer(tmp_path: Path) -> None:
     path.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
     with pytest.raises(EnvironmentFailureError, match=r"wiki.sqlite cannot be read"):
         wiki.search("Page 7")
+
+
+@pytest.mark.parametrize("cell", ["", "{", "7", "[7]", '"text"', "[" * 100_000])
+def test_damaged_page_is_a_failure(tmp_path: Path, cell: str) -> None:
+    """Half-written sentences end the episode as env_error, not the run with a traceback."""
+    path = tmp_path / "wiki.sqlite"
+    build_wiki([Page("A", ("one",))], path)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE page SET sentences = ?", [cell])
+    with pytest.raises(EnvironmentFailureError, match="is damaged at page 1"):
+        OfflineWikipedia(path).search("A")
 
 
 def test_the_file_is_never_written_to(library: Path, wiki: OfflineWikipedia) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from agentgym_tlm.envs.hotpotqa.offline import BUILD_COMMAND
 from agentgym_tlm.envs.hotpotqa.question import Question
 from agentgym_tlm.envs.hotpotqa.sources import DEV_SIZE, dev500_indices, open_pages, open_questions
 from agentgym_tlm.errors import ConfigError, DataError
@@ -77,6 +76,8 @@ def test_dev500_needs_the_whole_development_set(library: Path) -> None:
         ({"supporting_facts": {"title": ["A"], "sent_id": [0]}}, "record 2"),
         ({"supporting_facts": [["A", "0"]]}, "record 2"),
         ({"_id": 7}, "record 2"),
+        ({"_id": DEV[0].id}, "record 2 has the _id of an earlier one"),
+        ({"supporting_facts": {"title": ["A"], "sent_id": [0]}}, "layout of the Hugging Face data set"),
     ],
 )
 def test_broken_questions_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -130,7 +131,7 @@ def test_pages_are_needed(tmp_path: Path, library: Path) -> None:
     """Questions without pages cannot be played; the message says how to make them."""
     write_lines(tmp_path / "dev.jsonl", [record(DEV[0])])
     source = open_questions("dev", tmp_path)
-    with pytest.raises(DataError, match=rf"has no wiki\.sqlite.*`{BUILD_COMMAND}`"):
+    with pytest.raises(DataError, match=r"has no wiki\.sqlite.*`agentgym-tlm data build-wiki .*dev\.jsonl --"):
         open_pages(source)
     with pytest.raises(DataError, match="no encyclopedia at"):
         open_pages(source, tmp_path / "other.sqlite")

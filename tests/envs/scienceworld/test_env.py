@@ -60,7 +60,7 @@ def test_gymnasium_finds_no_fault() -> None:
 
 def test_first_observation_and_info() -> None:
     """Rollouts and prompts read these keys of every environment; the prompt needs the task in the observation."""
-    env = make(split="valid_unseen")
+    env = make(split="valid_unseen", instructions=False)
     observation, info = env.reset(seed=4)
     assert info.keys() == INFO_KEYS
     assert info["split"] == "valid_unseen"
@@ -71,6 +71,27 @@ def test_first_observation_and_info() -> None:
     assert info.keys() == INFO_KEYS
     assert (reward, info["action_valid"], info["parse_status"], info["moves"]) == (0, False, "unknown", 0)
     assert info["inventory"].startswith("In your inventory, you see:")
+
+
+@pytest.mark.parametrize(
+    ("options", "there", "missing"),
+    [
+        ({}, "teleport to PLACE", "connect THING"),
+        ({"simplifications": "none"}, "connect THING to THING", "teleport"),
+    ],
+)
+def test_first_observation_says_how_to_act(options: dict[str, Any], there: str, missing: str) -> None:
+    """An agent that has never seen ScienceWorld knows its commands, and what loses for good, before it acts."""
+    plain, told = started(PAINT, instructions=False, **options), started(PAINT, **options)
+    how, _, rest = told.snapshot().observation.partition("\n\n")
+    assert rest == plain.snapshot().observation
+    assert how.startswith("Act with these commands: go to PLACE, look around, ")
+    assert "A wrong focus loses the task at once" in how
+    assert there in how
+    assert missing not in how
+    assert (plain.version()["instructions"], told.version()["instructions"]) == ("False", "True")
+    for action in PAINTING[:2]:
+        assert told.step(action) == plain.step(action)
 
 
 def test_seed_or_id_chooses_the_task() -> None:
@@ -107,6 +128,8 @@ def test_wrong_focus_loses_for_good() -> None:
     _, reward, terminated, truncated, info = env.step("focus on bowl")
     assert (terminated, truncated, info["won"], info["stop_reason"]) == (True, False, False, "lost")
     assert info["score"] == 0 < info["best_score"] == -reward
+    assert info["failure"] == "wrong focus"
+    assert "failure" not in started(PAINT).step("look around")[4]
     with pytest.raises(gym.error.ResetNeeded, match="lost"):
         env.step("reset task")
 
@@ -120,6 +143,15 @@ def test_reset_task_is_unknown(written: str) -> None:
     assert (observation, reward, info["action_valid"], info["moves"]) == (NO_MATCH, 0, False, 1)
     assert info["score"] > 0
     assert "reset task" not in info["admissible_commands"]
+
+
+def test_wrong_answer_is_told_from_a_wrong_focus() -> None:
+    """Whoever reads the logs sees what to teach: here things are put into a box to answer."""
+    env = started("test-conductivity/0")
+    for action in ("teleport to workshop", "focus on aluminum foil"):
+        assert env.step(action)[4]["stop_reason"] is None
+    *_, info = env.step("move aluminum foil to green box")
+    assert (info["stop_reason"], info["failure"]) == ("lost", "wrong answer")
 
 
 def test_reward_at_the_end_only() -> None:
@@ -159,6 +191,25 @@ def test_ambiguous_actions_are_asked_about() -> None:
     observation, _, _, _, info = env.step("1")
     assert observation.startswith("A door to the")
     assert (info["parse_status"], info["moves"]) == ("ok", 1)
+
+
+@pytest.mark.parametrize("text", ["reset task", "x" * (MAX_CHARS + 1)])
+def test_unplayable_answer_cancels_the_question(text: str) -> None:
+    """The number that comes later is no answer to a question that is no longer shown."""
+    env = started("boil/0")
+    env.step("look at door")
+    assert env.step(text)[4]["parse_status"] == "unknown"
+    observation, _, _, _, info = env.step("0")
+    assert (observation, info["action_valid"], info["moves"]) == (NO_MATCH, False, 0)
+
+
+def test_help_leaves_the_question_open() -> None:
+    """As documented: looking up what can be named is no answer."""
+    env = started("boil/0")
+    env.step("look at door")
+    for word in ("help", "objects", "task"):
+        assert env.step(word)[4]["parse_status"] == "ambiguous"
+    assert env.step("1")[0].startswith("A door to the")
 
 
 def test_first_reading_can_be_taken() -> None:
@@ -260,6 +311,12 @@ def test_rendering(capsys: pytest.CaptureFixture[str]) -> None:
     env.reset(seed=0)
     env.step("inventory")
     assert f"> inventory\n{observation}" in capsys.readouterr().out
+
+
+def test_environment_can_be_sent_before_it_is_reset() -> None:
+    """To a worker process, say."""
+    env = pickle.loads(pickle.dumps(make()))
+    assert env.reset(seed=0)[1]["stop_reason"] is None
 
 
 def test_version_names_what_the_episode_ran_on() -> None:

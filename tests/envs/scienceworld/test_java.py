@@ -55,7 +55,7 @@ def test_wrong_option_or_variable_is_not_replaced_by_another_java(bare: pytest.M
     with pytest.raises(ConfigError, match=r"java=.*nowhere is neither"):
         find_java(tmp_path / "nowhere")
     bare.setenv("JAVA_HOME", "/nowhere")
-    with pytest.raises(ConfigError, match=r"\$JAVA_HOME/nowhere is neither"):
+    with pytest.raises(ConfigError, match=r"\$JAVA_HOME=/nowhere is neither"):
         find_java()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -131,3 +132,33 @@ def test_package_is_imported_and_listed_without_the_extra() -> None:
         "    else: raise SystemExit('no error')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variations": ["0"]}, "variations must be of type"),
+        ({"variations": "0"}, "variations must be of type"),
+        ({"tasks": [1]}, "tasks must be of type str"),
+        ({"tasks": 1}, "tasks must be of type str"),
+        ({"split": ["train"]}, "has the splits"),
+        ({"protocol": ["eto"]}, "no protocol"),
+        ({"simplifications": 5}, "simplifications must be of type str"),
+        ({"timeout": "5"}, "positive number"),
+        ({"timeout": float("nan")}, "positive number"),
+        ({"java": 5}, "must be a path"),
+        ({"max_episode_steps": 0}, "max_episode_steps must be in"),
+        ({"max_episode_steps": -5}, "max_episode_steps must be in"),
+        ({"max_episode_steps": 2.5}, "max_episode_steps must be a whole number"),
+    ],
+)
+def test_options_of_a_wrong_kind_are_named(options: dict[str, Any], message: str) -> None:
+    """A number for a list, a text for a number: which option it is, not what it broke inside."""
+    with pytest.raises(ConfigError, match=message):
+        ScienceWorldEnv(**options)
+
+
+def test_choices_can_be_made_on_the_command_line() -> None:
+    """`--env-kwargs tasks=boil,melt variations=0`."""
+    env = ScienceWorldEnv(tasks="boil, melt", variations=0)
+    assert list(env.manifest) == ["boil/0", "melt/0"]
