@@ -11,10 +11,11 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import tyro
@@ -216,11 +217,19 @@ class TinyRecipe(NamedTuple):
     learning_rate: float = 2e-3
     layers: int = 4
     evaluated_tasks: int | None = None
+    env_kwargs: Mapping[str, Any] = MappingProxyType({})
 
 
 _TINY = {
     "ALFWorld-v0": TinyRecipe(max_episode_steps=25, num_tasks=5000),
-    "ScienceWorld-v0": TinyRecipe(noise=0.0, num_train_epochs=10.0, learning_rate=4e-3, layers=3, evaluated_tasks=200),
+    "ScienceWorld-v0": TinyRecipe(
+        noise=0.0,
+        num_train_epochs=10.0,
+        learning_rate=4e-3,
+        layers=3,
+        evaluated_tasks=200,
+        env_kwargs={"instructions": False},
+    ),
     "HotpotQA-v0": TinyRecipe(num_train_epochs=3.0, learning_rate=4e-3, layers=3),
 }
 
@@ -229,7 +238,7 @@ def _tiny(config: ConfigT) -> ConfigT:
     recipe = _TINY.get(config.envs.env, TinyRecipe())
     config = replace(
         config,
-        envs=replace(config.envs, max_episode_steps=recipe.max_episode_steps),
+        envs=replace(config.envs, max_episode_steps=recipe.max_episode_steps, env_kwargs={**recipe.env_kwargs}),
         expert=ExpertArguments(num_tasks=recipe.num_tasks, noise=recipe.noise),
         tiny=TinyArguments(layers=recipe.layers),
         sft=SFTArguments(

@@ -33,7 +33,8 @@ class PlayOptions:
     """Who plays what, and where the turn logs go."""
 
     policy: str = tyro.MISSING
-    """expert, random, smollm2, a folder that train wrote (such as RUN/sft/policy), or a hub id."""
+    """expert, random, smollm2, a folder that train wrote (such as RUN/sft/policy), or a hub id. A folder plays with the
+    env_kwargs that it was trained with, unless others are given."""
     envs: tyro.conf.OmitArgPrefixes[EnvArgs] = field(default_factory=EnvArgs)
     limit: int | None = None
     """Tasks of each split, evenly spaced over its manifest; None: all."""
@@ -96,6 +97,7 @@ def play(
         raise ConfigError("env_kwargs must not name the split: it is an option of its own (--split, --splits)")
     torch.set_num_threads(options.num_threads)
     policy = load(options.policy, options.temperature)
+    options = replace(options, envs=options.envs.as_remembered(Path(options.policy)))
     _open(folder, replace(options, output_dir=folder))
     envs = with_admissible_commands(options.envs) if options.policy == "random" else options.envs
     try:

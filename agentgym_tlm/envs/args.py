@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
+from pathlib import Path
 from typing import Annotated, Any
 
 import gymnasium as gym
@@ -14,7 +16,10 @@ from gymnasium.envs.registration import load_env_creator
 
 from agentgym_tlm.envs.base import TaskManifest, TextEnv
 from agentgym_tlm.errors import AgentGymError, ConfigError
+from agentgym_tlm.files import to_json, write_text
 from agentgym_tlm.ranges import COUNT, check_ranges
+
+_REMEMBERED = "trained_on.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,18 @@ class EnvArgs:
 
     def __post_init__(self) -> None:
         check_ranges(self, max_episode_steps=COUNT)
+
+    def remember(self, folder: Path) -> None:
+        """Write to the folder of a policy which environment, made with what, it was trained on."""
+        write_text(folder / _REMEMBERED, to_json({"env": self.env, "env_kwargs": self.env_kwargs}))
+
+    def as_remembered(self, folder: Path) -> EnvArgs:
+        """With the keyword arguments that ``folder`` remembers for this environment, unless there are some here."""
+        file = folder / _REMEMBERED
+        if self.env_kwargs or not file.is_file():
+            return self
+        trained_on = json.loads(file.read_text(encoding="utf-8"))
+        return replace(self, env_kwargs=trained_on["env_kwargs"]) if trained_on["env"] == self.env else self
 
     @property
     def options(self) -> dict[str, Any]:

@@ -145,6 +145,7 @@ class Trainer(ABC, Generic[ArgsT]):
     def save(self) -> Path:
         """Write the policy to ``<output_dir>/policy`` and return that path; it is there completely or not at all.
 
+        With it goes what the environment was made with, which ``eval`` and ``rollout`` take up again.
         Adapters are merged into its weights there, and written by themselves to ``<output_dir>/adapter``.
         """
         path = self.output_dir / "policy"
@@ -155,6 +156,7 @@ class Trainer(ABC, Generic[ArgsT]):
                 self.policy.model = merged(copy.deepcopy(trained))
             with replaced_folder(path) as partial:
                 self.policy.save(partial)
+                self.envs.remember(partial)
             self.policy.model = trained
         self.accelerator.wait_for_everyone()
         return path

@@ -9,6 +9,7 @@ import pytest
 
 import agentgym_tlm.rollout
 from agentgym_tlm.cli import main
+from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.evaluate import read_results
 from agentgym_tlm.policies.tiny import build_tiny, tokenizer_texts
 from agentgym_tlm.trajectory import Trajectory, read_trajectories
@@ -131,3 +132,19 @@ def test_policy_folder_plays_with_tokens_and_a_retrained_one_is_not_mixed_in(
     policy.save(folder)
     assert main([*arguments, "--max-episode-steps", "3"]) == 2
     assert "retrained" in capsys.readouterr().err
+
+
+def test_policy_plays_in_the_environment_that_it_was_trained_on(tmp_path: Path) -> None:
+    """A small model that never saw the instructions must not be shown them in an evaluation afterwards."""
+    expert, folder = tmp_path / "expert", tmp_path / "policy"
+    assert main(["rollout", "--policy", "expert", "--limit", "2", "--output-dir", str(expert)]) == 0
+    policy = build_tiny(tokenizer_texts(log(expert, "train")), hidden_size=16, layers=1, heads=2, intermediate=16)
+    policy.max_new_tokens = 8
+    policy.save(folder)
+    EnvArgs(env_kwargs={"action_style": "put"}).remember(folder)
+    arguments = ["rollout", "--policy", str(folder), "--limit", "1", "--max-episode-steps", "2", "--output-dir"]
+    assert main([*arguments, str(tmp_path / "as trained")]) == 0
+    assert "action_style: put" in (tmp_path / "as trained" / "config.yaml").read_text()
+    assert main([*arguments, str(tmp_path / "given"), "--env-kwargs", "action_style=move"]) == 0
+    assert "action_style: move" in (tmp_path / "given" / "config.yaml").read_text()
+    assert EnvArgs(env="HotpotQA-v0").as_remembered(folder) == EnvArgs(env="HotpotQA-v0")
