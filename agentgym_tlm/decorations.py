@@ -1,7 +1,7 @@
 """What the first message of an episode can say about how good the episode is, for methods that condition on it.
 
-Pretrained models can read any words; a ``tiny`` policy knows those it was made from, to which the main job adds the
-words of its trainer (``TrainingArguments.prompt_words``).
+Pretrained models can read any words; a ``tiny`` policy, whose tokenizer knows the words that it was made from, learns
+new ones first (:func:`~agentgym_tlm.policies.tiny.add_words`).
 """
 
 from __future__ import annotations

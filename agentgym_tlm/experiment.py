@@ -222,7 +222,7 @@ class Experiment:
     def _build_tiny(self, expert: Sequence[Trajectory]) -> LanguageModelPolicy:
         shape = self.config.tiny
         return build_tiny(
-            (*tokenizer_texts(expert), *self.config.prompt_words),
+            tokenizer_texts(expert),
             hidden_size=shape.hidden_size,
             layers=shape.layers,
             heads=shape.heads,

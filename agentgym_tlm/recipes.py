@@ -149,11 +149,6 @@ class ExperimentConfig:
             )
         return arguments
 
-    @property
-    def prompt_words(self) -> tuple[str, ...]:
-        """Texts that the trainer will put into prompts."""
-        return () if self.trainer == "sft" else self.method.prompt_words
-
     def with_method(self: ConfigT, **changes: Any) -> ConfigT:
         """A copy with other options of the trainer."""
         group: dict[str, Any] = {option_group(self.trainer): replace(self.method, **changes)}

@@ -178,8 +178,8 @@ class Renderer:
         for text in (prefix, suffix):
             if unknown is not None and unknown in self._encode(text):
                 raise ConfigError(
-                    f"the policy's tokenizer does not know all words of {text!r}: train the policy in a run with the "
-                    "trainer that uses them, which adds them to a tiny policy's vocabulary, or take a pretrained model"
+                    f"the policy's tokenizer does not know all words of {text!r}: a word-level one has to learn them "
+                    "first (agentgym_tlm.policies.tiny.add_words), others know all words"
                 )
         other = copy.copy(self)
         other.format = replace(self.format, prefix=prefix, suffix=suffix)

@@ -240,8 +240,8 @@ def test_evaluation_asks_a_conditional_policy_for_success(finished: Path, tmp_pa
     )
     run(config)
     wanted = {"nat": TWO_CLASSES[1], "coh": HINDSIGHT_MARKERS[1]}[trainer]
+    policy = LanguageModelPolicy.load(tmp_path / "run" / trainer / "policy")  # knows all words of the SFT policy
     for label, expected in (("sft", False), (trainer, True)):
-        policy = LanguageModelPolicy.load(finished / "sft" / "policy")
         for played in read_trajectories(tmp_path / "run" / "trajectories" / f"{label}-valid_seen.jsonl"):
             assert played.turns[0].span is not None
             text = str(policy.tokenizer.decode(played.sequences[0][: played.turns[0].span[0]]))

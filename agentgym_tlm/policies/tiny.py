@@ -8,6 +8,7 @@ action such as ``Search[Orla Brandt]`` takes from the text before it is a plain 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.trajectory import Trajectory
 
 TINY_FORMAT = ReactFormat(instructions="")
@@ -44,7 +46,7 @@ def tokenizer_texts(trajectories: Iterable[Trajectory]) -> Iterator[str]:
 
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Word-level tokenizer of every piece in ``texts``, digits, the tags of the prompt format and its decorations.
+    """Word-level tokenizer of every piece in ``texts``, digits and the tags of the prompt format.
 
     The vocabulary does not depend on the order of the texts. Raises ConfigError when there is no text at all.
     """
@@ -63,6 +65,36 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     backend.decoder = decoders.Sequence(
         [decoders.Fuse(), decoders.Replace(f"{_BRACKET} ", "["), decoders.Replace(_BRACKET, "[")]
     )
+    return _wrapped(backend)
+
+
+def add_words(policy: LanguageModelPolicy, texts: Iterable[str], *, seed: int) -> None:
+    """Let a policy with a word-level tokenizer learn words that it does not know yet; others know all words.
+
+    The embeddings of new words are drawn from ``seed`` as those of :func:`build_tiny`; everything else stays.
+    """
+    backend = policy.tokenizer.backend_tokenizer
+    if not isinstance(backend.model, models.WordLevel):
+        return
+    state = json.loads(backend.to_str())
+    vocabulary = state["model"]["vocab"]
+    pieces = {
+        piece
+        for text in texts
+        for piece, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))
+    }
+    new = sorted(pieces - vocabulary.keys())
+    if not new:
+        return
+    vocabulary.update({piece: len(vocabulary) + i for i, piece in enumerate(new)})
+    policy.tokenizer = _wrapped(Tokenizer.from_str(json.dumps(state)))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        policy.model.resize_token_embeddings(len(vocabulary), mean_resizing=False)
+    policy.use_renderer(Renderer(policy.tokenizer, policy.format))
+
+
+def _wrapped(backend: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token="<pad>",

@@ -112,11 +112,6 @@ class TrainingArguments:
             if tracker not in map(str, get_available_trackers()):
                 raise ConfigError(f"report_to: {tracker} is not installed: install its package, or leave it out")
 
-    @property
-    def prompt_words(self) -> tuple[str, ...]:
-        """Texts that the method puts into prompts: a policy built from scratch has to know their words."""
-        return ()
-
 
 RUN_INDEPENDENT = frozenset(
     {"output_dir", "logging_steps", "save_steps", "save_total_limit", "eval_steps", "report_to"}

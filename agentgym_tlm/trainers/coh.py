@@ -26,14 +26,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from agentgym_tlm.batch import Example, TurnBatch
 from agentgym_tlm.decorations import HINDSIGHT_MARKERS
+from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.pairs import Pair
+from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.policies.tiny import add_words
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.trainers.base import Item, Metrics
 from agentgym_tlm.trainers.preference import PreferenceArguments, PreferenceTrainer
@@ -64,10 +67,6 @@ class CoHArguments(PreferenceArguments):
             raise ConfigError(f"mix must name at least one kind, and each once, not {' '.join(self.mix) or 'nothing'}")
         if not self.positive_marker.strip() or self.positive_marker.strip() == self.negative_marker.strip():
             raise ConfigError("positive_marker must not be empty, nor the same as negative_marker")
-
-    @property
-    def prompt_words(self) -> tuple[str, ...]:
-        return self.positive_marker, self.negative_marker
 
 
 def hindsight(
@@ -104,6 +103,10 @@ class CoHTrainer(PreferenceTrainer[CoHArguments]):
 
     dropout = True
     reference = None
+
+    def __init__(self, policy: LanguageModelPolicy, envs: EnvArgs, args: CoHArguments, **options: Any) -> None:
+        add_words(policy, (args.positive_marker, args.negative_marker), seed=args.seed)
+        super().__init__(policy, envs, args, **options)
 
     def collect(self) -> list[Pair]:
         self._markers()  # a tokenizer that does not know the words is found before anything is played

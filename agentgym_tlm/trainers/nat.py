@@ -27,14 +27,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from agentgym_tlm.batch import Example, TurnBatch
 from agentgym_tlm.decorations import FOUR_CLASSES, TWO_CLASSES
+from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.pairs import repeats, unusable_reason
+from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.policies.tiny import add_words
 from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.trainers.args import TrainingArguments
@@ -81,10 +84,6 @@ class NATArguments(TrainingArguments):
             max_repeats=COUNT,
         )
 
-    @property
-    def prompt_words(self) -> tuple[str, ...]:
-        return () if self.decoration == "none" else (*TWO_CLASSES, *FOUR_CLASSES)
-
 
 def quality_class(score: float) -> int:
     """Index into ``FOUR_CLASSES`` of a score (F1) in [0, 1]."""
@@ -96,6 +95,10 @@ class NATTrainer(Trainer[NATArguments]):
 
     See :class:`Trainer`.
     """
+
+    def __init__(self, policy: LanguageModelPolicy, envs: EnvArgs, args: NATArguments, **options: Any) -> None:
+        add_words(policy, () if args.decoration == "none" else (*TWO_CLASSES, *FOUR_CLASSES), seed=args.seed)
+        super().__init__(policy, envs, args, **options)
 
     @property
     def decoration(self) -> Decoration:

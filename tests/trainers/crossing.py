@@ -14,7 +14,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from agentgym_tlm.decorations import DECORATIONS
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.envs.base import Expert, Info, TaskManifest, TextEnv
 from agentgym_tlm.envs.registration import register
@@ -156,7 +155,7 @@ def sft_policy(folder: Path) -> LanguageModelPolicy:
         rollout(ExpertPolicy(format=TINY_FORMAT), "Crossing-v0", env_kwargs={"confused": confused})
         for confused in (False, True)
     )
-    texts = (*tokenizer_texts([*right, *wrong]), *DECORATIONS)
+    texts = tokenizer_texts([*right, *wrong])
     policy = build_tiny(texts, hidden_size=32, layers=2, max_context=128, max_new_tokens=16)
     args = SFTArguments(
         output_dir=str(folder),

@@ -23,6 +23,7 @@ from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
 from agentgym_tlm.trajectory import StopReason, Trajectory, read_trajectories
 from tests import toy_env
 from tests.toy_env import expert_trajectories
+from tests.trainers.toys import tiny_policy
 
 
 def trainer_in(folder: Path, **options: Any) -> NATTrainer:
@@ -192,9 +193,24 @@ def test_what_cannot_be_learnt_from_is_left_out_and_counted(tmp_path: Path) -> N
 
 def test_words_that_the_tokenizer_does_not_know_are_an_error(tmp_path: Path) -> None:
     """Two decorations of unknown words are the same ids: the policy would learn to fail."""
-    trainer = trainer_in(tmp_path)
-    tokenizer = build_tokenizer(["nothing"])
-    known = Renderer(tokenizer, trainer.policy.format)
-    assert known.decorated(prefix=TWO_CLASSES[0]).format.prefix == TWO_CLASSES[0]
-    with pytest.raises(ConfigError, match=r"does not know all words of 'Be quick\.'"):
-        known.decorated(prefix="Be quick.")
+    renderer = Renderer(build_tokenizer(["nothing"]), trainer_in(tmp_path).policy.format)
+    with pytest.raises(ConfigError, match=r"does not know all words of '\[Correct\]'"):
+        renderer.decorated(prefix=TWO_CLASSES[1])
+
+
+def test_tiny_policy_learns_the_words_first(tmp_path: Path) -> None:
+    """The SFT policy that all trainers begin with was made without them; what it could do it still does."""
+    policy = tiny_policy()
+    ids = policy.renderer.first_prompt("worda", "wordb")
+    with torch.no_grad():
+        before = policy.model(torch.tensor([ids])).logits
+    known = len(policy.tokenizer)
+    NATTrainer(policy, EnvArgs(), NATArguments(output_dir=str(tmp_path)))
+    assert len(policy.tokenizer) == policy.model.config.vocab_size > known
+    assert policy.renderer.first_prompt("worda", "wordb") == ids
+    with torch.no_grad():
+        torch.testing.assert_close(policy.model(torch.tensor([ids])).logits[..., :known], before)
+    policy.save(tmp_path / "policy")
+    again = LanguageModelPolicy.load(tmp_path / "policy")
+    one, other = (again.renderer.decorated(prefix=prefix).first_prompt("worda", "wordb") for prefix in TWO_CLASSES)
+    assert one != other

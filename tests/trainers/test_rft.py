@@ -105,18 +105,6 @@ def test_goes_on_from_the_sft_policy_without_a_base(tmp_path: Path) -> None:
     assert 0 < (weights(trainer.policy) - before).abs().max() < 1e-5
 
 
-def test_wins_more_than_the_sft_policy(tmp_path: Path, base: str) -> None:
-    trainer = rft(tmp_path, base_policy=base, num_train_epochs=40.0, logging_steps=50)
-    before = won(student())
-    trainer.train()
-    assert before < won(trainer.policy)
-
-
-def won(policy: LanguageModelPolicy) -> int:
-    policy.temperature = 0.0
-    return sum(t.won for t in rollout(policy, "Toy-v0", env_kwargs=ENVS.options))
-
-
 def test_learns_the_logged_expert_episodes(tmp_path: Path) -> None:
     """Those of SFT, with recoveries from mistakes, not fewer and cleaner ones; what was not won is left out."""
     played = rollout(ExpertPolicy(noise=0.3), "Toy-v0", samples_per_task=3, max_turns=8)

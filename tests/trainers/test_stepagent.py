@@ -12,8 +12,6 @@ import torch
 from agentgym_tlm.batch import Example, collate
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.pairs import Pair, read_pairs
-from agentgym_tlm.policies.language_model import LanguageModelPolicy
-from agentgym_tlm.rollout import rollout
 from agentgym_tlm.trainers.args import LoraArguments
 from agentgym_tlm.trainers.stepagent import StepAgentArguments, StepAgentTrainer, stepagent_loss
 from agentgym_tlm.trajectory import StopReason
@@ -30,11 +28,6 @@ def stepagent(folder: Path, **options: Any) -> StepAgentTrainer:
         "logging_steps": 1,
     }
     return StepAgentTrainer(student(), ENVS, StepAgentArguments(output_dir=str(folder), **{**defaults, **options}))
-
-
-def won(policy: LanguageModelPolicy) -> int:
-    policy.temperature = 0.0
-    return sum(t.won for t in rollout(policy, "Toy-v0", env_kwargs=ENVS.options))
 
 
 def test_loss_by_hand() -> None:
@@ -102,13 +95,6 @@ def test_options_about_episodes_are_refused() -> None:
     """They would be ignored without a word."""
     with pytest.raises(ConfigError, match="max_repeats is about whole episodes"):
         StepAgentArguments(max_repeats=2)
-
-
-def test_wins_more_than_the_sft_policy(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"temperature": 0.5, "samples_per_task": 4, "num_train_epochs": 10.0}
-    trainer = stepagent(tmp_path, learning_rate=2e-4, **options)
-    trainer.train()
-    assert won(student()) < won(trainer.policy)
 
 
 def test_adapters_learn_it_too(tmp_path: Path) -> None:
