@@ -1,6 +1,6 @@
 """One small training run in a process of its own: it can kill itself at a step, resume, or be one of several.
 
-python -m tests.trainers.worker {sft|tlm-dre} FOLDER [--kill-at STEP] [--resume] [--accumulate N]
+python -m tests.trainers.worker {sft|dpo|dmpo|dil|kto|tlm-dre} FOLDER [--kill-at STEP] [--resume] [--accumulate N]
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import torch
 
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.pairs import build_pairs
+from agentgym_tlm.trainers.methods import METHODS, Method
+from agentgym_tlm.trainers.preference import PreferenceTrainer
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
-from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
 from tests.trainers.toys import episode, tiny_policy
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("trainer", choices=["sft", "tlm-dre"])
+    parser.add_argument("trainer", choices=["sft", "dpo", "dmpo", "dil", "kto", "tlm-dre"])
     parser.add_argument("folder")
     parser.add_argument("--kill-at", type=int, default=-1)
     parser.add_argument("--interrupt-at", type=int, default=-1)
@@ -46,23 +47,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     shared = {
         "output_dir": options.folder,
         "learning_rate": 3e-3,
-        "per_device_train_batch_size": 1,
+        "per_device_train_batch_size": 2 if options.trainer == "kto" else 1,
         "gradient_accumulation_steps": options.accumulate,
         "max_steps": 8,
         "logging_steps": 1,
         "save_steps": 3,
     }
-    trainer: SFTTrainer | TLMDRETrainer
-    if options.trainer == "sft":
-        trainer = SFTTrainer(policy, EnvArgs(), SFTArguments(**shared), on_log=on_log)
-    else:
-        trainer = TLMDRETrainer(policy, EnvArgs(), TLMDREArguments(**shared), on_log=on_log)
+    sft = Method(SFTArguments, SFTTrainer)
+    arguments, kind = sft if options.trainer == "sft" else METHODS[options.trainer]
+    trainer = kind(policy, EnvArgs(), arguments(**shared), on_log=on_log)
     if options.resume:
         trainer.resume()
-    if isinstance(trainer, SFTTrainer):
-        trainer.train_trajectories(expert)
-    else:
+    if isinstance(trainer, PreferenceTrainer):
         trainer.train_pairs(build_pairs(expert, failed)[0])
+    elif isinstance(trainer, SFTTrainer):
+        trainer.train_trajectories(expert)
     trainer.save()
 
 
