@@ -198,15 +198,22 @@ class Experiment:
         if file is None or self._expert_log.exists():
             return None
         episodes, broken = read_expert(file, config.envs.manifest("train"))
-        wins = [trajectory for trajectory in episodes if trajectory.won]
+        won = [trajectory for trajectory in episodes if trajectory.won]
+        wins = [trajectory for trajectory in won if any(turn.trainable for turn in trajectory.turns)]
         if not wins:
-            raise ConfigError(f"{file} holds no episode that was won: there is nothing to imitate")
+            raise ConfigError(
+                f"{file} holds no episode that was won and may be imitated: there is nothing to learn from"
+            )
         if config.trainer != "sft" and issubclass(METHODS[config.trainer].trainer, PreferenceTrainer):
             training_tasks(config.envs, None, wins)
         if broken:
             warnings.warn(f"{file}: {len(broken)} records are left out: {summary(broken)}", stacklevel=2)
-        if len(wins) < len(episodes):
-            warnings.warn(f"{file}: {len(episodes) - len(wins)} episodes that were not won are left out", stacklevel=2)
+        if len(won) < len(episodes):
+            warnings.warn(f"{file}: {len(episodes) - len(won)} episodes that were not won are left out", stacklevel=2)
+        if len(wins) < len(won):
+            warnings.warn(
+                f"{file}: {len(won) - len(wins)} episodes without a trainable turn are left out", stacklevel=2
+            )
         return wins
 
     def _given_expert(self) -> list[Trajectory] | None:

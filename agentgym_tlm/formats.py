@@ -202,7 +202,7 @@ def summary(broken: Sequence[BrokenRecord], shown: int = 5) -> str:
 
 
 def _is_turn_log(path: Path) -> bool:
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         first = next((line for line in file if line.strip()), "")
     try:
         record = json.loads(first) if first.lstrip().startswith("{") else None
@@ -286,10 +286,10 @@ def _trajectory(record: Any, env_id: str, skip: int | None) -> Trajectory:
     if not turns:
         raise _BrokenError("there is no response to an observation")
     if flags is not None:
-        if not isinstance(flags, list) or len(flags) != len(turns):
+        if not isinstance(flags, list) or len(flags) != len(turns) or not all(isinstance(f, bool) for f in flags):
             raise _BrokenError("trainable is not a list with one boolean for each response")
-        turns = [replace(turn, trainable=bool(flag)) for turn, flag in zip(turns, flags, strict=True)]
-    score = record.get("score", record.get("reward", 1.0))
+        turns = [replace(turn, trainable=flag) for turn, flag in zip(turns, flags, strict=True)]
+    score = next((record[key] for key in ("score", "reward") if record.get(key) is not None), 1.0)
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
         raise _BrokenError("score or reward is not a number in [0, 1]")
     task = next((record[key] for key in ("task_id", "item_id", "id") if record.get(key) is not None), "")
@@ -323,12 +323,12 @@ def _messages(record: Any) -> list[Message]:
         if not isinstance(message, dict):
             raise _BrokenError("a message is not an object")
         role = message.get(role_key)
-        if role in _TOOL_ROLES or message.get("tool_calls") or message.get("function_call"):
+        if (isinstance(role, str) and role in _TOOL_ROLES) or message.get("tool_calls") or message.get("function_call"):
             raise DataError(
                 "messages with tool calls are not text episodes: write each call as the assistant's text (Thought: ... "
                 "Action: ...) and each result as a user message"
             )
-        if role not in _ROLES:
+        if not isinstance(role, str) or role not in _ROLES:
             raise _BrokenError(f"a message is from {role!r}")
         loss = message.get("loss")
         messages.append(Message(_ROLES[role], _text(message.get(text_key)), loss if isinstance(loss, bool) else None))
@@ -340,7 +340,7 @@ def _text(content: Any) -> str:
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str):
         raise _BrokenError("the content of a message is not text")
-    return content
+    return content.encode("utf-8", "replace").decode()  # a lone surrogate has no bytes
 
 
 def _episode(messages: list[Message], skip: int | None) -> list[Message]:

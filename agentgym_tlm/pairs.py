@@ -86,6 +86,14 @@ def _unusable(sampled: Trajectory, expert: Trajectory | None) -> str | None:
     return "tie" if sampled.score == expert.score and sampled.won == expert.won else None
 
 
+def one_per_task(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+    """The first trajectory of every task."""
+    first: dict[tuple[str, str], Trajectory] = {}
+    for trajectory in trajectories:
+        first.setdefault((trajectory.env_id, trajectory.task_id), trajectory)
+    return list(first.values())
+
+
 def unusable_reason(sampled: Trajectory) -> str | None:
     """Why nothing can be learnt from a sampled trajectory, whatever its outcome; None if something can."""
     if sampled.stop_reason is StopReason.ABORTED:

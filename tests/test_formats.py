@@ -140,6 +140,20 @@ def test_broken_records_are_counted_with_their_lines(tmp_path: Path, record: Any
         assert reason in broken.reason
 
 
+def test_unusual_values_are_refused_or_read(tmp_path: Path) -> None:
+    """One odd record must not hide the others behind a traceback."""
+    odd = [
+        {"conversations": [{"from": ["human"], "value": "hi"}, {"from": "gpt", "value": "Action: look"}]},
+        eto(*TURNS, trainable=["no"] * 9),
+        eto(*TURNS, score=None, reward=0.5),
+        eto(*(text + "\ud800" for text in TURNS)),
+    ]
+    trajectories, broken = read_conversations(write(tmp_path / "file.json", odd, lines=True), "Toy-v0")
+    assert [record.line for record in broken] == [1, 2]
+    assert [trajectory.score for trajectory in trajectories] == [0.5, 1.0]
+    assert "?" in trajectories[1].turns[0].observation
+
+
 def test_lines_of_an_indented_array_and_of_torn_jsonl(tmp_path: Path) -> None:
     """The line to look at, in files that people have opened in an editor."""
     path = write(tmp_path / "file.json", [{"a": 1}, eto(*TURNS), {"b": 2}], indent=1)

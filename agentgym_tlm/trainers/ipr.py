@@ -44,7 +44,7 @@ from torch.nn.functional import logsigmoid
 
 from agentgym_tlm.batch import Example, TurnBatch
 from agentgym_tlm.files import to_json, write_text
-from agentgym_tlm.pairs import Pair, as_continuation, build_pairs
+from agentgym_tlm.pairs import Pair, as_continuation, build_pairs, one_per_task
 from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.base import Item, Metrics
@@ -102,7 +102,7 @@ def ipr_loss(logprobs: Tensor, batch: TurnBatch, args: IPRArguments) -> tuple[Te
     """
     delta = args.beta * batch.turn_sums(logprobs - batch.flat(batch.ref_logprobs)).sum(-1)
     (chosen, rejected), (nll, _) = delta.chunk(2), (-batch.turn_sums(logprobs).sum(-1)).chunk(2)
-    whole, _ = (batch.turn_counts()[:, 0] > 0).chunk(2)
+    _, whole = (batch.turn_counts()[:, 0] > 0).chunk(2)  # the expert's first turn may be an injected mistake
     weight, _ = batch.turn_weights.amax(-1).chunk(2)
     dpo = -logsigmoid(chosen - rejected)
     imitated = nll * whole if args.loss_mix == "paper" else nll
@@ -119,6 +119,11 @@ class _Step(NamedTuple):
     pair: Pair
 
 
+def _begins_at_once(sampled: Trajectory) -> bool:
+    """Whether an episode of the policy is all its own, not the continuation of a prefix."""
+    return sampled.turns[0].trainable
+
+
 class IPRTrainer(PreferenceTrainer[IPRArguments]):
     """Aligns an SFT policy on pairs of whole episodes and of their remainders after a step. See :class:`Trainer`.
 
@@ -131,7 +136,7 @@ class IPRTrainer(PreferenceTrainer[IPRArguments]):
         """D_t and D_s of the current iteration."""
         pairs, dropped = super().build(tasks, expert)
         per_task = Counter(pair.chosen.task_id for pair in pairs)
-        steps = self._explore(expert, dropped)
+        steps = self._explore(one_per_task(expert), dropped)
         of_expert, of_policy = self._expert_rewards(steps), self._policy_rewards(steps)
         for step, theirs, own in zip(steps, of_expert, of_policy, strict=True):
             reason = None
@@ -150,9 +155,10 @@ class IPRTrainer(PreferenceTrainer[IPRArguments]):
 
     def items(self, pairs: Sequence[Pair]) -> list[Item]:
         """Pairs as they are for the code's mix; for the paper's, each of the two sets weighs as much as the other."""
-        whole = [pair.chosen.turns[0].trainable for pair in pairs]
+        whole = [_begins_at_once(pair.rejected) for pair in pairs]
         sizes = Counter(whole)
-        self.log({"whole_pairs": sizes[True], "step_pairs": sizes[False]})
+        if self._resume_from is None:
+            self.log({"whole_pairs": sizes[True], "step_pairs": sizes[False]})
         items: list[Item] = []
         for pair, kind in zip(pairs, whole, strict=True):
             weight = len(pairs) / sizes[kind] if self.args.loss_mix == "paper" else 1.0
@@ -166,7 +172,9 @@ class IPRTrainer(PreferenceTrainer[IPRArguments]):
     def _explore(self, expert: Sequence[Trajectory], dropped: Counter[str]) -> list[_Step]:
         """The steps on the expert's path where the policy acts otherwise and ends worse; others are counted."""
         args = self.args
-        prefixes = [Prefix(episode, turn) for episode in expert for turn in range(1, len(episode.turns))]
+        prefixes = [
+            Prefix(episode, i) for episode in expert for i, turn in enumerate(episode.turns) if i and turn.trainable
+        ]
         explored = self.sample(prefixes, "explored", temperature=args.temperature, samples=args.samples_per_task)
         steps = []
         for i, episode in enumerate(explored):

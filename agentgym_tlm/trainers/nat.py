@@ -9,7 +9,7 @@ to fail; at test time it is always told to do well. Decorations:
     two-class    [Correct] if the episode was won, [Incorrect] if not
     four-class   by the score s (F1 on HotpotQA): [Totally Incorrect] s = 0, [Mostly Incorrect] s < 0.4,
                  [Mostly Correct] s < 1, [Correct] s = 1
-    none         no decoration: the ablation NUT
+    undecorated  no decoration: the ablation NUT
 
 Deviations:
 
@@ -46,8 +46,12 @@ from agentgym_tlm.trainers.collect import expert_play, play, sampling_at
 from agentgym_tlm.trainers.sft import sft_loss
 from agentgym_tlm.trajectory import Trajectory
 
-Decoration = Literal["two-class", "four-class", "none"]
-_PREFIXES: dict[Decoration, tuple[str, ...]] = {"two-class": TWO_CLASSES, "four-class": FOUR_CLASSES, "none": ("",)}
+Decoration = Literal["two-class", "four-class", "undecorated"]
+_PREFIXES: dict[Decoration, tuple[str, ...]] = {
+    "two-class": TWO_CLASSES,
+    "four-class": FOUR_CLASSES,
+    "undecorated": ("",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +101,7 @@ class NATTrainer(Trainer[NATArguments]):
     """
 
     def __init__(self, policy: LanguageModelPolicy, envs: EnvArgs, args: NATArguments, **options: Any) -> None:
-        add_words(policy, () if args.decoration == "none" else (*TWO_CLASSES, *FOUR_CLASSES), seed=args.seed)
+        add_words(policy, () if args.decoration == "undecorated" else (*TWO_CLASSES, *FOUR_CLASSES), seed=args.seed)
         super().__init__(policy, envs, args, **options)
 
     @property
@@ -112,7 +116,7 @@ class NATTrainer(Trainer[NATArguments]):
 
     def quality(self, trajectory: Trajectory) -> int:
         """Class of an episode: which of :meth:`renderers` is its."""
-        if self.decoration == "none":
+        if self.decoration == "undecorated":
             return 0
         return int(trajectory.won) if self.decoration == "two-class" else quality_class(trajectory.score)
 

@@ -126,12 +126,15 @@ class RFTTrainer(SFTTrainer):
         self.train_trajectories([*expert, *wins])
 
     def _expert(self, tasks: Sequence[str]) -> list[Trajectory]:
-        """The expert's wins, encoded with the policy's renderer."""
-        if self.args.expert_log is None:
+        """The expert's wins, encoded with the policy's renderer: those that are given, logged, or played now."""
+        given = self.expert_episodes
+        if given is None and self.args.expert_log is not None:
+            given = list(read_trajectories(self.args.expert_log))
+        if given is None:
             path = self.output_dir / "expert" / "expert.jsonl"
             return expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=self.args.seed)
         encode = self.policy.renderer.encode_trajectory
-        return [encode(trajectory) for trajectory in read_trajectories(self.args.expert_log) if trajectory.won]
+        return [encode(trajectory) for trajectory in given if trajectory.won]
 
     def _load_base(self, name: str) -> Any:
         """The model to fine-tune, made trainable as the arguments say. Raises ConfigError if it is of another kind."""

@@ -32,7 +32,7 @@ from torch.nn.functional import logsigmoid
 
 from agentgym_tlm.batch import TurnBatch
 from agentgym_tlm.errors import ConfigError
-from agentgym_tlm.pairs import Pair, as_continuation, cut_turns, unusable_reason
+from agentgym_tlm.pairs import Pair, as_continuation, cut_turns, one_per_task, unusable_reason
 from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.ranges import check_ranges
 from agentgym_tlm.trainers.base import Metrics
@@ -79,7 +79,7 @@ class StepAgentTrainer(PreferenceTrainer[StepAgentArguments]):
         args = self.args
         states = [
             Prefix(episode, i, max_turns=1)
-            for episode in expert
+            for episode in one_per_task(expert)
             for i, turn in enumerate(episode.turns)
             if turn.trainable
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from agentgym_tlm.pairs import Pair, as_continuation, read_pairs
 from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.rollout import rollout
 from agentgym_tlm.trainers.args import LoraArguments
-from agentgym_tlm.trainers.ipr import IPRArguments, IPRTrainer, mean_outcome
+from agentgym_tlm.trainers.ipr import IPRArguments, IPRTrainer, ipr_loss, mean_outcome
 from agentgym_tlm.trajectory import StopReason, Trajectory, read_trajectories
 from tests.trainers.students import ENVS, demonstrations, student
 from tests.trainers.toys import episode
@@ -251,3 +252,16 @@ def test_learns_the_expert_and_unlearns_the_failures(tmp_path: Path) -> None:
     assert last["dpo"] < first["dpo"]
     assert last["nll"] < first["nll"]
     assert last["accuracy"] == 1.0
+
+
+def test_an_expert_that_begins_with_a_mistake_makes_whole_pairs() -> None:
+    """What tells whole episodes from continuations is the policy's side: the expert's first turn may be a mistake."""
+    chosen = episode([(3, 2), (2, 3)], won=True, untrainable={0})
+    whole, continuation = episode([(3, 2), (2, 2)], seed=1), episode([(3, 2), (2, 2)], seed=2, untrainable={0})
+    batch = collate(*([Example.from_trajectory(t) for t in side] for side in ([chosen, chosen], [whole, continuation])))
+    batch = replace(batch, ref_logprobs=torch.zeros_like(batch.input_ids, dtype=torch.float32))
+    logprobs = torch.full((int(batch.loss_mask.sum()),), -1.0)
+    loss, _ = ipr_loss(logprobs, batch, IPRArguments(loss_mix="paper", beta=1.0))
+    # DPO: margins -3 + 4 and -3 + 2; SFT: the three tokens of the one whole pair
+    dpo = (math.log1p(math.exp(-1)) + math.log1p(math.exp(1))) / 2
+    assert loss.item() == pytest.approx(dpo + 3 / 2)

@@ -106,7 +106,7 @@ def test_default_is_four_class_on_hotpotqa_alone(tmp_path: Path) -> None:
 def test_nut_is_sft_on_all_episodes(tmp_path: Path) -> None:
     """Without decoration the very same weights come out: nothing but the prompt makes the difference."""
     options: dict[str, Any] = {"learning_rate": 1e-3, "per_device_train_batch_size": 4, "max_steps": 2}
-    nut = trainer_in(tmp_path / "nut", decoration="none", num_train_epochs=3.0, **options)
+    nut = trainer_in(tmp_path / "nut", decoration="undecorated", num_train_epochs=3.0, **options)
     given = encoded(nut, 6)
     for trajectory in given[::2]:
         trajectory.won = False

@@ -13,6 +13,7 @@ from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.experiment import Experiment
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.policies.tiny import TINY_FORMAT
 from agentgym_tlm.progress import rollout_progress, training_progress
 from agentgym_tlm.recipes import ExperimentConfig
 from agentgym_tlm.rollout import rollout
@@ -113,6 +114,17 @@ def test_learns_the_logged_expert_episodes(tmp_path: Path) -> None:
     trainer.train()
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert first["expert_episodes"] == sum(t.won for t in played) < len(played)
+
+
+def test_given_expert_episodes_come_first(tmp_path: Path) -> None:
+    """``--expert.file`` says what to imitate, whatever the SFT policy of another run has learnt."""
+    played = rollout(ExpertPolicy(format=TINY_FORMAT), "Toy-v0", max_turns=8)
+    write_trajectories(tmp_path / "expert.jsonl", played)
+    trainer = rft(tmp_path / "run", expert_log=str(tmp_path / "expert.jsonl"), max_steps=1)
+    trainer.expert_episodes = [trajectory for trajectory in played if trajectory.won][:1]
+    trainer.train()
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["expert_episodes"] == 1
 
 
 @pytest.mark.parametrize("lora", [None, LoraArguments(r=2)], ids=["full", "lora"])

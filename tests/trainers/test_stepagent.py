@@ -70,6 +70,15 @@ def test_pairs_are_single_actions_on_the_expert_path(tmp_path: Path) -> None:
     assert all(turn.trainable for t in experts.values() for turn in t.turns)
 
 
+def test_two_expert_episodes_of_a_task_are_one(tmp_path: Path) -> None:
+    """Files of experts have several; their first states are the same, and are not played twice."""
+    trainer = stepagent(tmp_path, num_tasks=2, temperature=0.0)
+    tasks, expert = trainer.demonstrations()
+    once, _ = trainer.build(tasks, expert)
+    again, _ = stepagent(tmp_path / "again", num_tasks=2, temperature=0.0).build(tasks, [*expert, *expert])
+    assert [pair.rejected.sequences for pair in again] == [pair.rejected.sequences for pair in once]
+
+
 def test_limits_leave_out_and_count(tmp_path: Path) -> None:
     options: dict[str, Any] = {"temperature": 1.0, "samples_per_task": 2}
     pairs, _ = built(stepagent(tmp_path / "all", **options))
