@@ -33,8 +33,8 @@ class PlayOptions:
     """Who plays what, and where the turn logs go."""
 
     policy: str = tyro.MISSING
-    """expert, random, smollm2, a folder that train wrote (such as RUN/sft/policy), or a hub id. A folder plays with the
-    env_kwargs that it was trained with, unless others are given."""
+    """expert, random, smollm2, a folder that train wrote (such as RUN/sft/policy), or a hub id. A folder
+    plays with the env_kwargs that it was trained with, unless others are given."""
     envs: tyro.conf.OmitArgPrefixes[EnvArgs] = field(default_factory=EnvArgs)
     limit: int | None = None
     """Tasks of each split, evenly spaced over its manifest; None: all."""
@@ -102,7 +102,7 @@ def play(
     envs = with_admissible_commands(options.envs) if options.policy == "random" else options.envs
     try:
         for split in splits:
-            tasks = envs.manifest(split).take(options.limit)
+            tasks = options.envs.manifest(split).take(options.limit)
             log = folder / f"{split}.jsonl"
             with plain_warnings():
                 writer = TrajectoryWriter(log)

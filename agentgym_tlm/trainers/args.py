@@ -67,8 +67,7 @@ class TrainingArguments:
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     packing: bool = False
-    """Put short sequences into one row, each seeing itself alone: less padding where lengths differ much. Not faster on
-    a CPU, where attention then computes what it masks."""
+    """Put short sequences into one row, each seeing itself alone: less padding, but no faster on a CPU."""
     lora: LoraArguments | None = None
     """Train adapters instead of all weights."""
     seed: Annotated[int, tyro.conf.Suppress] = 0
