@@ -217,7 +217,7 @@ def test_model_without_its_adapters_stays_the_reference(name: str, sft_folder: P
         patch.setattr(trainer, "fit", keep)
         trainer.train()
     model: Any = trainer.policy.model
-    before = LanguageModelPolicy.load(sft_folder, device="cpu").model
+    before = trainer_for(name, sft_folder, tmp_path / "before").policy.model
     batch = collate([example for item in kept[:8] for example in item])
     with torch.no_grad():
         assert not torch.allclose(token_logprobs(model, batch), token_logprobs(before, batch), atol=1e-3)

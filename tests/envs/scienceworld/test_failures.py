@@ -191,8 +191,13 @@ def test_java_ends_with_python_without_a_word(rest: str) -> None:
 def test_ctrl_c_reaches_python_only() -> None:
     """The program can still save its work and look at its environment."""
     program, pid = run(
-        "try: time.sleep(60)\nexcept KeyboardInterrupt: print(env.step('look around')[4]['action_valid'], flush=True)\n"
+        "try:\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt: print(env.step('look around')[4]['action_valid'], flush=True)\n"
     )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
     os.killpg(program.pid, signal.SIGINT)
     output, errors = program.communicate(timeout=60)
     assert (output, errors) == ("True\n", "")

@@ -122,7 +122,7 @@ def test_actions_are_read_as_the_simulator_itself_reads_them(simulator: Simulato
                 assert simulator.step(world, typed) == expected, (task, typed)
                 questions += expected.ambiguous
         assert simulator.valid_actions(world) == simulator.valid_actions(stock)
-    assert questions > 10
+    assert questions > 3
 
 
 @pytest.fixture
