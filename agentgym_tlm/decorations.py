@@ -12,4 +12,3 @@ FOUR_CLASSES = ("[Totally Incorrect]", "[Mostly Incorrect]", "[Mostly Correct]",
 """Classes of the episode's score: 0, below 0.4, below 1, 1 (NAT's for HotpotQA, where the score is F1)."""
 HINDSIGHT_MARKERS = ("An unsuccessful attempt:", "A successful attempt:")
 """Which of two episodes of a task it is (chain of hindsight, in words of our own)."""
-DECORATIONS = (*TWO_CLASSES, *FOUR_CLASSES, *HINDSIGHT_MARKERS)

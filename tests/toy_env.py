@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from agentgym_tlm.decorations import DECORATIONS
+from agentgym_tlm.decorations import FOUR_CLASSES, HINDSIGHT_MARKERS, TWO_CLASSES
 from agentgym_tlm.envs.base import Expert, Info, TaskManifest, TextEnv
 from agentgym_tlm.envs.registration import register
 from agentgym_tlm.errors import EnvironmentFailureError
@@ -219,4 +219,8 @@ def tiny_policy(*, max_new_tokens: int = 12, **options: Any) -> LanguageModelPol
     from agentgym_tlm.policies.tiny import build_tiny, tokenizer_texts
 
     sizes = {"hidden_size": 32, "layers": 2, "heads": 2, **options}
-    return build_tiny((*tokenizer_texts(expert_trajectories()), *DECORATIONS), max_new_tokens=max_new_tokens, **sizes)
+    return build_tiny(
+        (*tokenizer_texts(expert_trajectories()), *TWO_CLASSES, *FOUR_CLASSES, *HINDSIGHT_MARKERS),
+        max_new_tokens=max_new_tokens,
+        **sizes,
+    )

@@ -33,6 +33,7 @@ from agentgym_tlm.errors import CheckpointError, ConfigError, TrainingError
 from agentgym_tlm.files import to_json
 from agentgym_tlm.logprobs import TokenLogprobs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy, weights_fingerprint
+from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.rollout import RolloutProgress
 from agentgym_tlm.trainers.args import RUN_INDEPENDENT, TrainingArguments
 from agentgym_tlm.trainers.checkpoint import (
@@ -47,7 +48,7 @@ from agentgym_tlm.trainers.checkpoint import (
     save_checkpoint,
     shapes_fingerprint,
 )
-from agentgym_tlm.trainers.collect import claim
+from agentgym_tlm.trainers.collect import claim, play, sampling_at
 from agentgym_tlm.trainers.data import BatchPlan
 from agentgym_tlm.trainers.lora import merged, with_adapters
 from agentgym_tlm.trajectory import Trajectory
@@ -173,6 +174,23 @@ class Trainer(ABC, Generic[ArgsT]):
         self._resume_from = path
         if self.accelerator.is_main_process:
             cut_metrics(self.output_dir / "metrics.jsonl", self.state.step)
+
+    def sample_to(
+        self, path: Path, tasks: Sequence[str | Prefix], *, temperature: float, samples: int, n_slots: int
+    ) -> list[Trajectory]:
+        """What the policy plays on training tasks, logged to ``path``; what is logged already is not played again."""
+        with sampling_at(self.policy, temperature):
+            return play(
+                self.accelerator,
+                self.policy,
+                self.envs,
+                tasks,
+                path,
+                samples_per_task=samples,
+                seed=self.iteration_seed,
+                n_slots=n_slots,
+                progress=self.on_rollout,
+            )
 
     @property
     def iteration_seed(self) -> int:

@@ -28,7 +28,12 @@ from torch.nn.functional import logsigmoid
 from agentgym_tlm.batch import TurnBatch
 from agentgym_tlm.ranges import check_ranges
 from agentgym_tlm.trainers.base import Metrics
-from agentgym_tlm.trainers.preference import PreferenceArguments, PreferenceTrainer, preference_metrics
+from agentgym_tlm.trainers.preference import (
+    PreferenceArguments,
+    PreferenceTrainer,
+    implicit_rewards,
+    preference_metrics,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +59,7 @@ def dpo_loss(logprobs: Tensor, batch: TurnBatch, beta: float) -> tuple[Tensor, M
 
     Metrics are means over pairs of the implicit rewards βΔ: ``reward_w``, ``reward_l``, ``margin`` and ``accuracy``.
     """
-    delta = batch.turn_sums(logprobs - batch.flat(batch.ref_logprobs)).sum(-1)
-    reward_w, reward_l = (beta * delta).chunk(2)
+    reward_w, reward_l = implicit_rewards(logprobs, batch, beta)
     metrics = {
         "reward_w": reward_w.detach().mean(),
         "reward_l": reward_l.detach().mean(),

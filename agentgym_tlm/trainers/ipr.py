@@ -48,7 +48,12 @@ from agentgym_tlm.pairs import Pair, as_continuation, build_pairs, one_per_task
 from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.base import Item, Metrics
-from agentgym_tlm.trainers.preference import PreferenceArguments, PreferenceTrainer, preference_metrics
+from agentgym_tlm.trainers.preference import (
+    PreferenceArguments,
+    PreferenceTrainer,
+    implicit_rewards,
+    preference_metrics,
+)
 from agentgym_tlm.trajectory import StopReason, Trajectory
 
 
@@ -100,8 +105,8 @@ def ipr_loss(logprobs: Tensor, batch: TurnBatch, args: IPRArguments) -> tuple[Te
     A pair of whole trajectories is one whose first turn is no context. Metrics are means over pairs: ``dpo`` and
     ``nll`` (of the chosen side, summed over its tokens), unweighted, ``margin`` of implicit rewards, ``accuracy``.
     """
-    delta = args.beta * batch.turn_sums(logprobs - batch.flat(batch.ref_logprobs)).sum(-1)
-    (chosen, rejected), (nll, _) = delta.chunk(2), (-batch.turn_sums(logprobs).sum(-1)).chunk(2)
+    chosen, rejected = implicit_rewards(logprobs, batch, args.beta)
+    nll, _ = (-batch.turn_sums(logprobs).sum(-1)).chunk(2)
     _, whole = (batch.turn_counts()[:, 0] > 0).chunk(2)  # the expert's first turn may be an injected mistake
     weight, _ = batch.turn_weights.amax(-1).chunk(2)
     dpo = -logsigmoid(chosen - rejected)

@@ -42,7 +42,7 @@ from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
-from agentgym_tlm.trainers.collect import expert_play, play, sampling_at
+from agentgym_tlm.trainers.collect import expert_play
 from agentgym_tlm.trainers.sft import sft_loss
 from agentgym_tlm.trajectory import Trajectory
 
@@ -131,18 +131,13 @@ class NATTrainer(Trainer[NATArguments]):
             expert = expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed)
         else:  # whatever their tasks: nothing is paired
             expert = [self.policy.renderer.encode_trajectory(t) for t in self.expert_episodes if t.won]
-        with sampling_at(self.policy, args.temperature):
-            sampled = play(
-                self.accelerator,
-                self.policy,
-                self.envs,
-                tasks,
-                self.output_dir / "sampled.jsonl",
-                samples_per_task=args.samples_per_task,
-                seed=self.iteration_seed,
-                n_slots=args.n_slots,
-                progress=self.on_rollout,
-            )
+        sampled = self.sample_to(
+            self.output_dir / "sampled.jsonl",
+            tasks,
+            temperature=args.temperature,
+            samples=args.samples_per_task,
+            n_slots=args.n_slots,
+        )
         self.train_trajectories([*expert, *sampled])
 
     def train_trajectories(self, trajectories: Sequence[Trajectory]) -> None:

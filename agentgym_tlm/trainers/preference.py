@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from agentgym_tlm.batch import Example
+from agentgym_tlm.batch import Example, TurnBatch
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.pairs import Pair, build_pairs, is_scored, read_pairs, score_reference, write_pairs
@@ -27,7 +27,7 @@ from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
-from agentgym_tlm.trainers.collect import expert_play, play, sampling_at, training_tasks, within_context
+from agentgym_tlm.trainers.collect import expert_play, training_tasks, within_context
 from agentgym_tlm.trajectory import Trajectory
 
 
@@ -79,6 +79,13 @@ class PreferenceArguments(TrainingArguments):
 
 
 PreferenceArgsT = TypeVar("PreferenceArgsT", bound=PreferenceArguments)
+
+
+def implicit_rewards(logprobs: Tensor, batch: TurnBatch, beta: float) -> tuple[Tensor, Tensor]:
+    """βΔ [P] of the chosen and of the rejected side, Δ being summed over all tokens of the loss (DPO)."""
+    delta = batch.turn_sums(logprobs - batch.flat(batch.ref_logprobs)).sum(-1)
+    chosen, rejected = (beta * delta).chunk(2)
+    return chosen, rejected
 
 
 def preference_metrics(preferred: Tensor, dispreferred: Tensor) -> Metrics:
@@ -179,18 +186,8 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
         self, tasks: Sequence[str | Prefix], name: str, *, temperature: float, samples: int = 1
     ) -> list[Trajectory]:
         """What the policy plays on ``tasks``, logged to the iteration's ``<name>.jsonl`` and not played again."""
-        with sampling_at(self.policy, temperature):
-            return play(
-                self.accelerator,
-                self.policy,
-                self.envs,
-                tasks,
-                self._folder / f"{name}.jsonl",
-                samples_per_task=samples,
-                seed=self.iteration_seed,
-                n_slots=self.args.n_slots,
-                progress=self.on_rollout,
-            )
+        path = self._folder / f"{name}.jsonl"
+        return self.sample_to(path, tasks, temperature=temperature, samples=samples, n_slots=self.args.n_slots)
 
     def train_pairs(self, pairs: Sequence[Pair]) -> None:
         """Learn from the given pairs. Those without reference scores are scored once and kept in the run folder.

@@ -36,7 +36,7 @@ from agentgym_tlm.policies import load_language_model
 from agentgym_tlm.policies.language_model import weights_fingerprint
 from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.checkpoint import shapes_fingerprint
-from agentgym_tlm.trainers.collect import expert_play, play, sampling_at
+from agentgym_tlm.trainers.collect import expert_play
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
 from agentgym_tlm.trajectory import Trajectory, read_trajectories
 
@@ -98,18 +98,13 @@ class RFTTrainer(SFTTrainer):
         folder = self.claim_folder("sampled", "" if base is None else weights_fingerprint(base))
         tasks = self.envs.manifest("train").take(args.num_tasks)
         expert = self._expert(tasks)
-        with sampling_at(self.policy, args.temperature):
-            sampled = play(
-                self.accelerator,
-                self.policy,
-                self.envs,
-                tasks,
-                folder / "sampled.jsonl",
-                samples_per_task=args.samples_per_task,
-                seed=args.seed,
-                n_slots=args.n_slots,
-                progress=self.on_rollout,
-            )
+        sampled = self.sample_to(
+            folder / "sampled.jsonl",
+            tasks,
+            temperature=args.temperature,
+            samples=args.samples_per_task,
+            n_slots=args.n_slots,
+        )
         wins, dropped = new_wins(sampled, expert)
         if self._resume_from is None:
             counts = {f"dropped_{reason}": n for reason, n in sorted(dropped.items())}

@@ -36,7 +36,12 @@ from agentgym_tlm.pairs import Pair, as_continuation, cut_turns, one_per_task, u
 from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.ranges import check_ranges
 from agentgym_tlm.trainers.base import Metrics
-from agentgym_tlm.trainers.preference import PreferenceArguments, PreferenceTrainer, preference_metrics
+from agentgym_tlm.trainers.preference import (
+    PreferenceArguments,
+    PreferenceTrainer,
+    implicit_rewards,
+    preference_metrics,
+)
 from agentgym_tlm.trajectory import Trajectory
 
 
@@ -66,8 +71,7 @@ def stepagent_loss(logprobs: Tensor, batch: TurnBatch, beta: float) -> tuple[Ten
 
     Metrics are means over pairs: ``margin`` of the implicit rewards and ``accuracy``, the share with a positive one.
     """
-    delta = batch.turn_sums(logprobs - batch.flat(batch.ref_logprobs)).sum(-1)
-    chosen, rejected = (beta * delta).chunk(2)
+    chosen, rejected = implicit_rewards(logprobs, batch, beta)
     return -logsigmoid(chosen - rejected).mean(), preference_metrics(chosen, rejected)
 
 
