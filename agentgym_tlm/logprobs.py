@@ -35,6 +35,7 @@ class TokenLogprobs(nn.Module):
         self._chunk_size = chunk_size or max(1, LOGITS_PER_CHUNK // config.vocab_size)
         # kept out of the module tree: they are parts of self.model
         self._parts: tuple[nn.Module, nn.Module] = (causal_lm.base_model, causal_lm.get_output_embeddings())
+        self._no_split_modules = getattr(causal_lm, "_no_split_modules", None)  # what FSDP shares out one by one
         self._check_logits(causal_lm)
 
     def forward(

@@ -14,7 +14,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -31,7 +30,6 @@ from agentgym_tlm.batch import Example, TurnBatch, collate
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError, TrainingError
 from agentgym_tlm.files import to_json
-from agentgym_tlm.logprobs import TokenLogprobs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy, weights_fingerprint
 from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.rollout import RolloutProgress
@@ -51,6 +49,7 @@ from agentgym_tlm.trainers.checkpoint import (
 from agentgym_tlm.trainers.collect import claim, play, sampling_at
 from agentgym_tlm.trainers.data import BatchPlan
 from agentgym_tlm.trainers.lora import merged, with_adapters
+from agentgym_tlm.trainers.sharding import Sharding
 from agentgym_tlm.trajectory import Trajectory
 
 Item = tuple[Example, ...]
@@ -95,13 +94,14 @@ class Trainer(ABC, Generic[ArgsT]):
         self._given_version = policy.version
         self._begun = False
         self._lines = 0  # written to metrics.jsonl
-        AcceleratorState._reset_state()  # an earlier trainer of this process may have used another precision
+        AcceleratorState._reset_state(reset_partial_state=True)  # an earlier trainer's precision and sharding
         self.accelerator = Accelerator(
             mixed_precision=args.mixed_precision,
             log_with=list(args.report_to) or None,
             project_dir=self.output_dir,
             step_scheduler_with_optimizer=False,
         )
+        self.sharding = Sharding(self.accelerator, args)
         set_seed(args.seed)
         policy.model = self.trainable(merged(policy.model))
         if args.report_to:
@@ -135,8 +135,8 @@ class Trainer(ABC, Generic[ArgsT]):
         if self._evaluate is None:
             raise ConfigError("this trainer was made without an evaluation: pass evaluate=...")
         results: dict[str, float] = {}
+        self._tell_policy()
         if self.accelerator.is_main_process:
-            self._tell_policy()
             with preserved_rng():
                 results = dict(self._evaluate(self.policy))
             self.log({f"eval_{name}": value for name, value in results.items()})
@@ -244,10 +244,10 @@ class Trainer(ABC, Generic[ArgsT]):
             self.before_update(parts, shares)
             for number, (part, share) in enumerate(zip(parts, shares, strict=True)):
                 last = number == len(parts) - 1
-                with nullcontext() if last else accelerator.no_sync(self._module):
+                with self.sharding.accumulating(self._module, last=last):
                     batch = collate(*zip(*part, strict=True), packed=args.packing)
                     self._backward(batch.to(accelerator.device), share, window)
-            window["grad_norm"] += accelerator.clip_grad_norm_(self._module.parameters(), args.max_grad_norm)
+            window["grad_norm"] += self.sharding.grad_norm(self._module.parameters())
             window["learning_rate"] += self._scheduler.get_last_lr()[0]
             self._optimizer.step()
             if not self._optimizer.step_was_skipped:
@@ -266,12 +266,14 @@ class Trainer(ABC, Generic[ArgsT]):
     def _tell_policy(self) -> None:
         """Leave the policy ready to play with its newest weights."""
         if self._updated:
+            self.sharding.put_together(self.policy.model, self._module)
             self.policy.weights_changed(f"{self._given_version}+{self.state.step}")
             self._updated = False
         self.policy.model.eval()
 
     def _learn_mode(self) -> None:
         """Training mode; without ``dropout`` for checkpointed layers alone, which take it as the word to checkpoint."""
+        self.sharding.give_up(self.policy.model)
         self._module.train(self.dropout)
         if self.args.gradient_checkpointing:
             for module in self._module.modules():
@@ -281,7 +283,7 @@ class Trainer(ABC, Generic[ArgsT]):
         """Wrap model and optimizer for the iteration, and load the checkpoint of a resumed run."""
         args, accelerator = self.args, self.accelerator
         accelerator.free_memory()
-        module = TokenLogprobs(self.policy.model)
+        module = self.sharding.module(self.policy.model)
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         groups = [
             {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": args.weight_decay},

@@ -224,7 +224,7 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
         rank, world = accelerator.process_index, accelerator.num_processes
         share = slice(len(trajectories) * rank // world, len(trajectories) * (rank + 1) // world)
         adapters_off = self.args.lora is not None and self.reference == "initial"
-        with accelerator.autocast(), model.disable_adapter() if adapters_off else nullcontext():
+        with self.sharding.autocast(), model.disable_adapter() if adapters_off else nullcontext():
             mine = score_reference(
                 model,
                 trajectories[share],
