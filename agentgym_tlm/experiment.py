@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 
 import agentgym_tlm
 from agentgym_tlm.config import differences, dump, load
@@ -56,6 +57,7 @@ from agentgym_tlm.trainers.methods import METHODS, option_group
 from agentgym_tlm.trainers.preference import PreferenceTrainer
 from agentgym_tlm.trainers.rft import RFTArguments
 from agentgym_tlm.trainers.sft import SFTTrainer
+from agentgym_tlm.trainers.sharding import PATIENCE
 from agentgym_tlm.trajectory import Trajectory, read_trajectories, write_trajectories
 
 Rollouts = Callable[[str], AbstractContextManager[Callable[[RolloutProgress], None]]]
@@ -90,6 +92,7 @@ class Experiment:
         CheckpointError when the folder holds another run, this one and ``resume`` is off, or none and it is on; and
         ConfigError or DataError for a policy or expert file that is of no use, before anything is written.
         """
+        PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)  # models go to its own device
         config = self.config
         sft_policy = config.sft_policy or self.folder / "sft" / "policy"
         pretrained = self._pretrained(sft_policy)

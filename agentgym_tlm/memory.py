@@ -12,9 +12,12 @@ width m, L layers of a Llama-like model:
     logits      3 chunks of at most 256 MiB, see logprobs.TokenLogprobs
 
 Activations are what the backward pass keeps, counted with PyTorch's saved-tensor hooks on Llama and Qwen2 with SDPA
-attention; a test counts again. Under FSDP (full shard) or ZeRO-3 every device holds its share of weights, gradients and
-optimizer state, one gathered layer, and the activations of its own batch. The reference needs no memory: it is scored
-once, before training. What generating takes while sampling is not counted.
+attention; a test counts again. Under FSDP2 every device holds its share of weights, gradients and optimizer state, the
+activations of its own batch, and, gathered, one layer, the embeddings and the head, with their gradients; cast weights
+are those of one layer with gradient checkpointing.
+Under DeepSpeed's ZeRO-2 it holds all weights, and the same shares of the rest. The reference needs no memory: it is
+scored once, before training. What playing takes is not counted: while a sharded policy plays, every device holds all
+its weights once more, in the dtype that it was loaded in, and the caches of its episodes.
 """
 
 from __future__ import annotations
@@ -73,8 +76,8 @@ def training_memory(
     layer = tokens * ((30 * h + 4 * k + 8 * m) if bf16 else (32 * h + 8 * k + 16 * m))
     activations = layer + tokens * layers * 4 * h if gradient_checkpointing else layers * layer
     per_layer = 2 * h * (q + k) + 3 * h * m
-    cast = 2 * (per_layer if shards > 1 else total) if bf16 else 0
-    gathered = 4 * per_layer if shards > 1 else 0
+    cast = 2 * (per_layer if shards > 1 and gradient_checkpointing else total) if bf16 else 0
+    gathered = (4 if lora_r else 8) * (total - (layers - 1) * per_layer) if shards > 1 else 0
     positions = min(tokens, max(1, LOGITS_PER_CHUNK // text.vocab_size))
     return TrainingMemory(
         weights=4 * (total + adapters) // shards + gathered,

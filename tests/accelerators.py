@@ -1,4 +1,4 @@
-"""Runs a module under Accelerate as it would run on GPUs, on the CPU: python -m tests.accelerators MODULE [ARGUMENT ...]
+"""Runs a module on the CPU as Accelerate would on GPUs: python -m tests.accelerators [-m] MODULE [ARGUMENT ...]
 
 Accelerate shards nothing on CPUs. Here it takes the processes for those of a machine with GPUs, whose collectives are
 gloo's and whose device is the CPU; all else, the package included, is what it is.
@@ -24,5 +24,5 @@ if __name__ == "__main__":
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     torch.set_num_threads(1)
     PartialState._prepare_backend = _gloo
-    del sys.argv[0]
+    del sys.argv[: 2 if sys.argv[1] == "-m" else 1]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

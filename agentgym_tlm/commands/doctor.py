@@ -57,7 +57,7 @@ class Doctor:
     tokens: int = 8192
     """For --model: tokens per forward pass and device."""
     devices: int = 1
-    """For --model: devices that share weights, gradients and optimizer state (FSDP, ZeRO-3)."""
+    """For --model: devices that share weights, gradients and optimizer state (FSDP2)."""
 
     def __post_init__(self) -> None:
         check_ranges(self, tokens=COUNT, devices=COUNT)
@@ -91,7 +91,8 @@ def _memory_table(model: str, tokens: int, devices: int) -> Table:
     table = Table(
         title=f"{model}: {count_weights(config) / 1e9:.2f} billion weights, {tokens:,} tokens per forward pass"
         + (f", on each of {devices} devices" if devices > 1 else ""),
-        caption="GiB, estimated; bfloat16 autocast, float32 weights",
+        caption="GiB, estimated; bfloat16 autocast, float32 weights"
+        + ("; while the policy plays, all weights once more" if devices > 1 else ""),
     )
     for column in ("trained", "weights", "gradients", "AdamW", "activations", "logits", "total"):
         table.add_column(column, justify="left" if column == "trained" else "right")

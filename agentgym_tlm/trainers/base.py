@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import set_seed
+from accelerate.utils import InitProcessGroupKwargs, set_seed
 from torch import Tensor
 from transformers import PreTrainedModel, get_scheduler
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -49,7 +49,7 @@ from agentgym_tlm.trainers.checkpoint import (
 from agentgym_tlm.trainers.collect import claim, play, sampling_at
 from agentgym_tlm.trainers.data import BatchPlan
 from agentgym_tlm.trainers.lora import merged, with_adapters
-from agentgym_tlm.trainers.sharding import Sharding
+from agentgym_tlm.trainers.sharding import PATIENCE, Sharding
 from agentgym_tlm.trajectory import Trajectory
 
 Item = tuple[Example, ...]
@@ -100,6 +100,7 @@ class Trainer(ABC, Generic[ArgsT]):
             log_with=list(args.report_to) or None,
             project_dir=self.output_dir,
             step_scheduler_with_optimizer=False,
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
         )
         self.sharding = Sharding(self.accelerator, args)
         set_seed(args.seed)

@@ -1,4 +1,4 @@
-"""Training with weights, gradients and optimizer state in shares: FSDP2 or DeepSpeed's ZeRO-2, as Accelerate launches it.
+"""Training with weights, gradients and optimizer state in shares: FSDP2 or DeepSpeed's ZeRO-2, through Accelerate.
 
 What is trained is a copy of the policy's model; Accelerate shares it out. The policy's own model stays an ordinary one:
 while the copy learns its weights are given up, and before it plays, scores or is saved they are put together again. So
@@ -6,8 +6,8 @@ every process plays whole and alone, at its own pace, and no episode waits for a
 
 Deviations from what Accelerate does by itself:
 
-1. Shares are float32 whatever the precision, as without sharding; autocast does the rest. FSDP2's own policy would round
-   the log-probs, DeepSpeed's the weights that the policy plays with. Casts are not kept from one layer to another.
+1. Shares are float32 whatever the precision, and autocast does the rest. FSDP2's own policy would round the log-probs,
+   DeepSpeed's the weights that the policy plays with. Casts are not kept from one layer to another.
 2. Gradients are shared out after every backward pass, not once per update: whole ones would take what sharding saves.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ from torch.distributed.tensor import DTensor
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.logprobs import TokenLogprobs
 from agentgym_tlm.trainers.args import TrainingArguments
+
+PATIENCE = timedelta(days=1)
+"""How long processes wait for each other: one of them may play for hours."""
 
 
 class Sharding:
