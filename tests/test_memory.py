@@ -62,6 +62,9 @@ def test_weights_gradients_and_optimizer_are_counted_exactly(tied: bool) -> None
     assert (memory.weights, memory.gradients, memory.optimizer) == (4 * total, 4 * total, 8 * total)
     quarter = training_memory(config, tokens=64, shards=4)
     assert (quarter.gradients, quarter.optimizer) == (total, 2 * total)
+    layers = LlamaForCausalLM(config).model.layers
+    matrices = [sum(p.numel() for p in layer.parameters() if p.ndim == 2) for layer in layers]
+    assert quarter.weights == total + 8 * (total - sum(matrices[1:]))  # gathered: one layer and all else
 
 
 def test_adapters_are_counted_exactly() -> None:

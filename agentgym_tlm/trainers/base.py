@@ -104,7 +104,7 @@ class Trainer(ABC, Generic[ArgsT]):
         )
         self.sharding = Sharding(self.accelerator, args)
         set_seed(args.seed)
-        policy.model = self.trainable(merged(policy.model))
+        policy.model = self.trainable(merged(policy.model)).to(self.accelerator.device)  # this process's own
         if args.report_to:
             self.accelerator.init_trackers("agentgym-tlm", config={"run": json.dumps(self._run())})
 
