@@ -2,8 +2,9 @@
 
 A conversation's ids are appended to and never changed: each turn adds the new observation and the generation prompt,
 then exactly the ids that were sampled. With a windowed prompt format a turn begins a sequence of its own instead, and
-keeps of the cache what the prompts of two turns begin with in common. Randomness comes from the conversation's own stream, one uniform number per
-token position, so that a response does not depend on which other conversations happen to share the batch.
+keeps of the cache what the prompts of two turns begin with in common. Randomness comes from the conversation's own
+stream, one uniform number per token position, so that a response does not depend on which other conversations happen to
+share the batch.
 """
 
 from __future__ import annotations
