@@ -64,8 +64,8 @@ class Rate:
 class EvalResult:
     """One policy on one split.
 
-    ``mean_turns`` and ``mean_score`` are per episode. ``invalid_action_rate`` is per turn, and so is ``malformed_rate``,
-    the share of responses that break the rules of the prompt format, whatever the environment makes of them.
+    ``mean_turns`` and ``mean_score`` are per episode, the rates per turn: ``malformed_rate`` is the share of responses
+    that break the rules of the prompt format, whatever the environment makes of them.
     """
 
     env_id: str

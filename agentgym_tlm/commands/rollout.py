@@ -28,14 +28,8 @@ if TYPE_CHECKING:
     from agentgym_tlm.policies.base import Policy
 
 _SCRIPTED = ("expert", "random")
-_DECISIVE = (
-    "policy",
-    "envs",
-    "prompt_format",
-    "tags",
-    "temperature",
-    "seed",
-)  # options on which what happens in an episode depends
+_DECISIVE = ("policy", "envs", "prompt_format", "tags", "temperature", "seed")
+"""Options on which what happens in an episode depends."""
 
 
 @dataclass(frozen=True, kw_only=True)

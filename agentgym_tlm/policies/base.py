@@ -60,14 +60,15 @@ class Conversation:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Anything that can play: a language model, a script, a person, a remote API.
-
-    ``format`` is the prompt format that its responses are written in and parsed with.
-    """
+    """Anything that can play: a language model, a script, a person, a remote API."""
 
     name: str
     version: str  # changes whenever the weights do
-    format: PromptFormat
+
+    @property
+    def format(self) -> PromptFormat:
+        """The prompt format that its responses are written in and parsed with."""
+        ...
 
     @property
     def fingerprint(self) -> str:

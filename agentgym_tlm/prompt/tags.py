@@ -51,7 +51,7 @@ _TAG = re.compile(r"<(/?)(think|action)>", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class TagsArguments:
-    """What can be chosen in the ``tags`` format."""
+    """What can be chosen in the tags format."""
 
     history_length: int = 2
     """Earlier observations, with the actions that answered them, that a prompt shows."""
