@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from agentgym_tlm.batch import Example, collate
+from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError, TemplateError, TrajectoryError
 from agentgym_tlm.formats import sft_rows, to_messages
 from agentgym_tlm.logprobs import token_logprobs
@@ -181,16 +182,15 @@ def test_goes_on_behind_given_turns(text_only: bool) -> None:
     assert [turn.trainable for turn in found.turns] == [False] * 3 + [True] * (len(found.turns) - 3)
     assert found.turns[3].span is not None
     start = found.turns[3].span[0]
-    assert found.sequences[:3] == [
-        ids[: len(mine)] for ids, mine in zip(encoded.sequences, found.sequences[:3], strict=False)
-    ]
+    for mine, ids in zip(found.sequences[:3], encoded.sequences[:3], strict=True):
+        assert mine == ids[: len(mine)]
     assert found.sequences[3][:start] == encoded.sequences[3][:start]
     assert len(Example.from_trajectory(found).rows) == len(found.turns) - 3
     if not text_only:
         assert [turn.response for turn in found.turns] == [turn.response for turn in given.turns]
 
 
-def test_losses_by_hand() -> None:
+def test_losses_by_hand(tmp_path: Path) -> None:
     """SFT, DPO and tlm-DRE see one trajectory in the rows of its turns."""
     policy = babbler()
     model = policy.model.eval()
@@ -224,21 +224,22 @@ def test_losses_by_hand() -> None:
     expected = -logsigmoid(torch.tensor(0.1 * (delta[0] - delta[1])))
     torch.testing.assert_close(dpo_loss(logprobs, batch, 0.1)[0], expected, atol=1e-5, rtol=1e-5)
 
-    confidences = [float(values.mean().exp()) for _, ref in sides for values in ref]
-    args = TLMDREArguments(p_pivot=float(np.median(confidences)), omega_lower=0.2, omega_upper=1.0)
+    confidences = sorted(float(values.mean().exp()) for _, ref in sides for values in ref)
+    middle = len(confidences) // 2
+    pivot = sum(confidences[middle - 1 : middle + 1]) / 2
+    args = TLMDREArguments(output_dir=str(tmp_path), p_pivot=pivot)
     z, log_c = [], []
     for own, ref in sides:
         n = sum(map(len, own))
         omega = [0.2 if float(values.mean().exp()) > args.p_pivot else 1.0 for values in ref]
         z.append(sum(w * float((a - b).sum()) for w, a, b in zip(omega, own, ref, strict=True)) / n)
         log_c.append(sum((1 - w) * float(b.sum()) for w, b in zip(omega, ref, strict=True)) / n)
-    trainer_items = TLMDRETrainer._example
-    trainer = type("Weights", (), {"args": args})()
-    weighted = [trainer_items(trainer, t, args.p_pivot, s) for t, s in zip(scored, ("w", "l"), strict=True)]
-    weighted_batch = collate(*([example] for example in weighted))
+    trainer = TLMDRETrainer(policy, ENVS, args)
+    ((weighted_w, weighted_l),) = trainer.items([Pair(*scored)])
+    weighted_batch = collate([weighted_w], [weighted_l])
     loss, metrics = tlm_dre_loss(token_logprobs(model, weighted_batch), weighted_batch, args)
     assert float(metrics["C"]) == pytest.approx(math.exp(log_c[0]), rel=1e-4)
-    assert float(loss) == pytest.approx(math.exp(z[1]) - math.exp(log_c[0]) * z[0], rel=1e-4)
+    assert float(loss.detach()) == pytest.approx(math.exp(z[1]) - math.exp(log_c[0]) * z[0], rel=1e-4)
 
 
 def test_sft_takes_a_windowed_episode_turn_by_turn(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_sft_takes_a_windowed_episode_turn_by_turn(tmp_path: Path) -> None:
         output_dir=str(tmp_path), per_device_train_batch_size=2, gradient_accumulation_steps=turns, save_steps=None,
         max_steps=1, learning_rate=1e-9,
     )  # fmt: skip
-    expected = float(sft_loss(token_logprobs(policy.model, whole), whole))
+    expected = float(sft_loss(token_logprobs(policy.model, whole), whole).detach())
     SFTTrainer(policy, ENVS, args, on_log=logs.append).train_trajectories(encoded)
     assert logs[-1]["loss"] == pytest.approx(expected, abs=1e-5)
 
@@ -304,44 +305,41 @@ def test_export(tmp_path: Path) -> None:
     assert list(read_trajectories(tmp_path / "log.jsonl")) == [encoded]
 
 
-def crossing_policy(folder: Path) -> LanguageModelPolicy:
-    """A tiny policy in the tags format that imitates two confused experts of ``Crossing-v0`` and one who is not."""
-    format = TagsFormat(instructions="", thoughts=False)
-    right, wrong = (
-        rollout(ExpertPolicy(format=format), "Crossing-v0", env_kwargs={"confused": confused})
-        for confused in (False, True)
-    )
-    texts = tokenizer_texts([*right, *wrong], format)
-    policy = build_tiny(texts, hidden_size=32, layers=2, max_context=192, max_new_tokens=16, format=format)
+def test_imitation_solves_a_toy(tmp_path: Path) -> None:
+    played = rollout(ExpertPolicy(format=FORMAT), "Crossing-v0")
+    texts = tokenizer_texts(played, FORMAT)
+    policy = build_tiny(texts, hidden_size=32, layers=2, max_context=192, max_new_tokens=28, format=FORMAT)
     args = SFTArguments(
-        output_dir=str(folder), learning_rate=1e-2, num_train_epochs=15, per_device_train_batch_size=16, save_steps=None
+        output_dir=str(tmp_path),
+        learning_rate=5e-3,
+        num_train_epochs=30,
+        per_device_train_batch_size=8,
+        save_steps=None,
     )
     trainer = SFTTrainer(policy, ENVS, args)
-    trainer.train_trajectories([policy.renderer.encode_trajectory(each) for each in (*right, *wrong, *wrong)])
-    return policy
+    trainer.train_trajectories([policy.renderer.encode_trajectory(each) for each in played])
+    assert len(won(LanguageModelPolicy.load(trainer.save(), device="cpu"))) == 16
 
 
-def test_learns_in_windows(tmp_path: Path) -> None:
-    """SFT, then tlm-DRE and StepAgent, on the same toy that they solve in the react format; and it can be saved."""
-    policy = crossing_policy(tmp_path / "sft")
-    before = len(won(policy))
-    assert 0 < before < 16
-    policy.save(tmp_path / "policy")
-    found = {}
-    for name in ("tlm-dre", "stepagent"):
-        loaded = LanguageModelPolicy.load(tmp_path / "policy", device="cpu")
-        assert loaded.format == policy.format
-        options: dict[str, Any] = {
-            "output_dir": str(tmp_path / name), "learning_rate": 1e-3, "gradient_accumulation_steps": 1,
-            "samples_per_task": 4, "num_train_epochs": 4.0, "save_steps": None,
-        }  # fmt: skip
-        trainer = (
-            TLMDRETrainer(loaded, ENVS, TLMDREArguments(**options))
-            if name == "tlm-dre"
-            else StepAgentTrainer(loaded, ENVS, StepAgentArguments(**options))
-        )
-        trainer.train()
-        pair: Pair = trainer.collect()[0]
-        assert len(pair.chosen.sequences) == len(pair.chosen.turns)
-        found[name] = len(won(loaded))
-    assert min(found.values()) > before
+@pytest.mark.parametrize(
+    ("kind", "arguments"), [(TLMDRETrainer, TLMDREArguments), (StepAgentTrainer, StepAgentArguments)]
+)
+def test_pairs_are_sampled_and_told_apart(kind: Any, arguments: Any, tmp_path: Path) -> None:
+    """From rollout to loss, with whole episodes and with single steps behind the expert's."""
+    logs: list[Any] = []
+    args = arguments(
+        output_dir=str(tmp_path),
+        num_tasks=3,
+        learning_rate=1e-3,
+        per_device_train_batch_size=3,
+        gradient_accumulation_steps=1,
+        max_steps=8,
+        logging_steps=1,
+        save_steps=None,
+    )
+    envs = EnvArgs(env="Toy-v0", max_episode_steps=8)
+    kind(babbler(), envs, args, on_log=logs.append).train()
+    margins = [line["margin"] for line in logs if "margin" in line]
+    assert margins[0] == pytest.approx(0, abs=1e-4)
+    assert margins[-1] > 0
+    assert logs[-1]["accuracy"] == 1

@@ -121,6 +121,6 @@ def test_options_of_another_format_are_refused() -> None:
     assert make_format("react", TagsArguments(), instructions="") == ReactFormat(instructions="")
     for name in (None, "react"):
         with pytest.raises(ConfigError, match="--prompt-format tags"):
-            make_format(name, TagsArguments(history_length=1))  # type: ignore[arg-type]
+            make_format(name, TagsArguments(history_length=1))
     with pytest.raises(ConfigError, match="history_length"):
         TagsArguments(history_length=-1)
