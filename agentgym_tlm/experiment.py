@@ -45,7 +45,7 @@ from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.policies.tiny import TINY_FORMAT, build_tiny, tokenizer_texts
-from agentgym_tlm.prompt import PromptFormat, make_format
+from agentgym_tlm.prompt import PromptFormat, format_to_dict, make_format
 from agentgym_tlm.recipes import ExperimentConfig
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.rollout import RolloutProgress, logged_rollout, rollout
@@ -117,18 +117,19 @@ class Experiment:
     def _pretrained(self, sft_policy: Path) -> LanguageModelPolicy | None:
         """What the imitation starts from, None if that is nothing or there is an SFT policy already."""
         config = self.config
-        format = make_format(config.prompt_format, config.tags)
         if config.sft_policy is not None:
-            trained = load_language_model(str(sft_policy))
-            if format is not None and format.name != trained.format.name:
+            trained = load_language_model(str(sft_policy)).format
+            format = make_format(config.prompt_format, config.tags, own=trained)
+            if format not in (None, trained):
                 raise ConfigError(
-                    f"{sft_policy} was trained with the prompt format {trained.format.name}, not {format.name}: leave "
-                    "--prompt-format out, or imitate the expert anew"
+                    f"{sft_policy} was trained with another prompt format ({format_to_dict(trained)}): leave "
+                    "--prompt-format and --tags out, or imitate the expert anew"
                 )
             return None
         if config.policy == "tiny" or sft_policy.is_dir():
             return None
         policy = load_language_model(config.policy)
+        format = make_format(config.prompt_format, config.tags, own=policy.format)
         if format is not None:
             policy.use_renderer(Renderer(policy.tokenizer, format))
         return policy

@@ -59,7 +59,7 @@ class PlayOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, limit=COUNT, temperature="[0, inf)", n_slots=COUNT, num_threads=COUNT, seed=SEED)
-        make_format(self.prompt_format, self.tags, trained=True)
+        make_format(self.prompt_format, self.tags)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +107,15 @@ def play(
     """
     import torch
 
-    from agentgym_tlm.policies.loading import SETTINGS_FILE
+    from agentgym_tlm.policies.loading import read_settings
     from agentgym_tlm.rollout import rollout
 
     if "split" in options.envs.env_kwargs:
         raise ConfigError("env_kwargs must not name the split: it is an option of its own (--split, --splits)")
     torch.set_num_threads(options.num_threads)
-    format = make_format(options.prompt_format, options.tags)
-    if protocol is not None and format is None and not (Path(options.policy) / SETTINGS_FILE).is_file():
+    own = read_settings(Path(options.policy)).get("format")
+    format = make_format(options.prompt_format, options.tags, own=own)
+    if protocol is not None and format is None and own is None:
         format = protocol.format
     policy = load(options.policy, options.temperature or 0.0, format)
     if protocol is not None:

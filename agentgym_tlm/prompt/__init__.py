@@ -10,7 +10,7 @@ tags     ``<think>`` and ``<action>``, the last turns and the admissible command
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from agentgym_tlm.errors import ConfigError
@@ -53,17 +53,22 @@ def format_from_dict(record: Mapping[str, Any]) -> PromptFormat:
 
 
 def make_format(
-    name: FormatName | None, tags: TagsArguments, *, instructions: str | None = None, trained: bool = False
+    name: FormatName | None,
+    tags: TagsArguments,
+    *,
+    own: PromptFormat | None = None,
+    instructions: str | None = None,
 ) -> PromptFormat | None:
     """The format that options name, None if they name none; with ``instructions`` instead of the format's own.
 
-    Raises ConfigError for options of a format that is not the one named. ``trained`` says that the policy may have a
-    format of its own, which the message then mentions.
+    If it is of the same kind as a policy's ``own``, that keeps its instructions and whatever else it was trained with.
+    Raises ConfigError for options of a format that is not the one named.
     """
     if name != "tags" and tags != TagsArguments():
-        own = ", and a policy that was trained with it plays with the options that it was trained with" * trained
-        raise ConfigError(f"the options tags.* are those of --prompt-format tags: add that{own}")
+        raise ConfigError("the options tags.* are those of --prompt-format tags: add that, or leave them out")
     if name is None:
         return None
-    own_instructions = {} if instructions is None else {"instructions": instructions}
-    return ReactFormat(**own_instructions) if name == "react" else TagsFormat.of(tags, **own_instructions)
+    if own is not None and own.name == name:
+        return replace(own, **asdict(tags)) if name == "tags" else own
+    told = {} if instructions is None else {"instructions": instructions}
+    return ReactFormat(**told) if name == "react" else TagsFormat(**asdict(tags), **told)

@@ -25,8 +25,8 @@ Deviations from verl-agent:
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from agentgym_tlm.errors import TrajectoryError
 from agentgym_tlm.prompt.base import MAX_ACTION_CHARS, ParsedResponse, Situation
@@ -79,11 +79,6 @@ class TagsFormat:
 
     name: ClassVar[str] = "tags"
     windowed: ClassVar[bool] = True
-
-    @classmethod
-    def of(cls, arguments: TagsArguments, **options: Any) -> TagsFormat:
-        """The format that the arguments describe."""
-        return cls(**asdict(arguments), **options)
 
     @property
     def lists_commands(self) -> bool:
