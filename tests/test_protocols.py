@@ -50,7 +50,6 @@ def test_without_a_protocol_nothing_has_changed() -> None:
         (("--protocol", "eto", "--prompt-format", "tags"), "eto has prompt_format react, not tags"),
         (("--protocol", "eto", "--env", "HotpotQA-v0"), "one of ALFWorld-v0"),
         (("--protocol", "gigpo-128", "--limit", "3"), "leave --limit out"),
-        (("--tags.history-length", "3"), "--prompt-format tags"),
     ],
 )
 def test_contradictions_are_refused(words: tuple[str, ...], message: str) -> None:

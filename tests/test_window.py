@@ -312,8 +312,10 @@ def test_imitation_solves_a_toy(tmp_path: Path) -> None:
     args = SFTArguments(
         output_dir=str(tmp_path),
         learning_rate=5e-3,
-        num_train_epochs=30,
-        per_device_train_batch_size=8,
+        num_train_epochs=25,
+        per_device_train_batch_size=4,
+        adam_beta2=0.98,
+        warmup_ratio=0.05,
         save_steps=None,
     )
     trainer = SFTTrainer(policy, ENVS, args)

@@ -70,5 +70,5 @@ def make_format(
         return None
     if own is not None and own.name == name:
         return replace(own, **asdict(tags)) if name == "tags" else own
-    told = {} if instructions is None else {"instructions": instructions}
+    told: dict[str, Any] = {} if instructions is None else {"instructions": instructions}
     return ReactFormat(**told) if name == "react" else TagsFormat(**asdict(tags), **told)

@@ -119,6 +119,9 @@ def test_options_of_another_format_are_refused() -> None:
     assert make_format(None, TagsArguments()) is None
     assert make_format("tags", TagsArguments(history_length=1)) == TagsFormat(history_length=1)
     assert make_format("react", TagsArguments(), instructions="") == ReactFormat(instructions="")
+    own = TagsFormat("Play.", history_length=3)
+    assert make_format("tags", TagsArguments(), own=own) == TagsFormat("Play."), "it keeps its own instructions"
+    assert make_format("react", TagsArguments(), own=own) == ReactFormat()
     for name in (None, "react"):
         with pytest.raises(ConfigError, match="--prompt-format tags"):
             make_format(name, TagsArguments(history_length=1))
