@@ -75,7 +75,8 @@ def rollout(
     """Play every task ``samples_per_task`` times; trajectories in the order of ``tasks``, samples of a task together.
 
     ``tasks`` are task ids, by default all of the split's manifest, in its order; an episode of a :class:`Prefix` begins
-    behind its turns. ``max_turns`` overrides the environment's step limit. ``writer`` gets each trajectory as its
+    behind its turns. A policy whose prompt format lists the admissible commands gets environments that name them, and
+    every turn records those that it was shown. ``max_turns`` overrides the environment's step limit. ``writer`` gets each trajectory as its
     episode ends. ``progress`` is called with the counts so far after every round of turns. ``resume`` are trajectories
     of an earlier, interrupted call with the same arguments: they are returned in their places and not played again,
     except those that ended as ``env_error`` or ``aborted``.
