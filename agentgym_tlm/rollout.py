@@ -76,10 +76,10 @@ def rollout(
 
     ``tasks`` are task ids, by default all of the split's manifest, in its order; an episode of a :class:`Prefix` begins
     behind its turns. A policy whose prompt format lists the admissible commands gets environments that name them, and
-    every turn records those that it was shown. ``max_turns`` overrides the environment's step limit. ``writer`` gets each trajectory as its
-    episode ends. ``progress`` is called with the counts so far after every round of turns. ``resume`` are trajectories
-    of an earlier, interrupted call with the same arguments: they are returned in their places and not played again,
-    except those that ended as ``env_error`` or ``aborted``.
+    every turn records those that it was shown. ``max_turns`` overrides the environment's step limit. ``writer`` gets
+    each trajectory as its episode ends. ``progress`` is called with the counts so far after every round of turns.
+    ``resume`` are trajectories of an earlier, interrupted call with the same arguments: they are returned in their
+    places and not played again, except those that ended as ``env_error`` or ``aborted``.
 
     An EnvironmentFailureError ends its episode as ``env_error`` and replaces the environment. On KeyboardInterrupt the
     running episodes are written as ``aborted`` before it propagates. Raises ConfigError when ``resume`` does not belong

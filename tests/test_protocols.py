@@ -120,7 +120,8 @@ def test_tiny_learns_to_speak_in_tags(tmp_path: Path) -> None:
     words = (
         "--trainer sft --prompt-format tags --tags.no-thoughts --data-dir embedded --expert.num-tasks 60 "
         "--tiny.layers 2 --tiny.hidden-size 64 --sft.max-steps 50 --sft.per-device-train-batch-size 8 "
-        "--sft.mixed-precision no --sft.learning-rate 5e-3 --max-episode-steps 6 --evaluation.num-tasks 4 --evaluation.splits valid_seen"
+        "--sft.mixed-precision no --sft.learning-rate 5e-3 --max-episode-steps 6 --evaluation.num-tasks 4 "
+        "--evaluation.splits valid_seen"
     )
     assert main(["train", *words.split(), "--output-dir", str(run)]) == 0
     losses = [json.loads(line)["loss"] for line in (run / "sft" / "metrics.jsonl").read_text().splitlines()]
