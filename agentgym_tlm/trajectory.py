@@ -24,16 +24,22 @@ SCHEMA_VERSION = 1
 
 
 class StopReason(str, Enum):
-    """Why an episode ended. Only ``won`` is success; ``env_error`` is nobody's failure and never enters a loss."""
+    """Why an episode ended. Only ``won`` is success; an ``env_error`` or ``policy_error`` never enters a loss."""
 
     WON = "won"  # the simulator's own word
     LOST = "lost"  # terminated by the simulator without success
     MAX_STEPS = "max_steps"  # the environment's step limit
     TOKEN_BUDGET = "token_budget"  # the context would have overflowed; checked before sampling
     ENV_ERROR = "env_error"  # the environment's machinery failed
+    POLICY_ERROR = "policy_error"  # the policy's machinery failed, such as a server that does not answer
     ABORTED = "aborted"  # a person or the caller ended the episode early
 
     __str__ = str.__str__
+
+    @property
+    def is_breakdown(self) -> bool:
+        """True when machinery failed: the episode says nothing about the agent, and is to be played again."""
+        return self in (StopReason.ENV_ERROR, StopReason.POLICY_ERROR)
 
 
 class FinishReason(str, Enum):
