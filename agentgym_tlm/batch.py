@@ -55,7 +55,8 @@ class Example:
     def from_trajectory(cls, trajectory: Trajectory, turn_weights: Sequence[float] | None = None) -> Example:
         """Arrays of ``trajectory``; ``turn_weights`` has one entry per turn (default 1).
 
-        Raises TrajectoryError for a breakdown, for turns without tokens, for spans that do not fit their sequence, and when no token may be trained on.
+        Raises TrajectoryError for a breakdown, for turns without tokens, for spans that do not fit their sequence, and
+        when no token may be trained on.
         """
         _check_trainable(trajectory)
         weights = np.ones(len(trajectory.turns)) if turn_weights is None else np.asarray(turn_weights)

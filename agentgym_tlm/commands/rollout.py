@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -24,8 +24,17 @@ from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajector
 if TYPE_CHECKING:
     from agentgym_tlm.policies.base import Policy
 
+PromptName = Literal["react", "react-few-shot"]
+
 _SCRIPTED = ("expert", "random")
-_DECISIVE = ("policy", "envs", "temperature", "seed")  # options on which what happens in an episode depends
+_DECISIVE = (
+    "policy",
+    "prompt",
+    "policy_kwargs",
+    "envs",
+    "temperature",
+    "seed",
+)  # options on which what happens in an episode depends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +42,15 @@ class PlayOptions:
     """Who plays what, and where the turn logs go."""
 
     policy: str = tyro.MISSING
-    """expert, random, smollm2, a folder that train wrote (such as RUN/sft/policy), or a hub id. A folder
-    plays with the env_kwargs that it was trained with, unless others are given."""
+    """expert, random, smollm2, a folder that train wrote (such as RUN/sft/policy), or a hub id; openai:MODEL, behind a
+    server of chat completions (OPENAI_BASE_URL, OPENAI_API_KEY), or vllm:MODEL, that vLLM serves. A folder plays with
+    the env_kwargs that it was trained with, unless others are given."""
+    prompt: PromptName | None = None
+    """react: thought and action; react-few-shot: with a worked example of the environment. None: the policy's own."""
+    policy_kwargs: Annotated[dict[str, Any], tyro.conf.arg(help_behavior_hint="(default: none)")] = field(
+        default_factory=dict
+    )
+    """Further options of a model, such as max_new_tokens, or base_url and timeout of one behind a server."""
     envs: tyro.conf.OmitArgPrefixes[EnvArgs] = field(default_factory=EnvArgs)
     limit: int | None = None
     """Tasks of each split, evenly spaced over its manifest; None: all."""
@@ -51,6 +67,8 @@ class PlayOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, limit=COUNT, temperature="[0, inf)", n_slots=COUNT, num_threads=COUNT, seed=SEED)
+        if secret := {"api_key", "key", "token"}.intersection(self.policy_kwargs):
+            raise ConfigError(f"{secret.pop()} would be written to config.yaml: set OPENAI_API_KEY instead")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +97,7 @@ class Rollout(PlayOptions):
 
 def new_folder(command: str, policy: str) -> Path:
     """A folder in ``runs/`` named after command, policy and time."""
-    return Path("runs") / f"{command}-{Path(policy).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path("runs") / f"{command}-{Path(policy).name.replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def play(
@@ -91,13 +109,14 @@ def play(
     """
     import torch
 
+    from agentgym_tlm.policies import remote_model
     from agentgym_tlm.rollout import rollout
 
     if "split" in options.envs.env_kwargs:
         raise ConfigError("env_kwargs must not name the split: it is an option of its own (--split, --splits)")
     torch.set_num_threads(options.num_threads)
-    policy = load(options.policy, options.temperature)
-    options = replace(options, envs=options.envs.as_remembered(Path(options.policy)))
+    policy = load(options)
+    options = replace(options, envs=options.envs.as_remembered(Path(remote_model(options.policy)[1])))
     _open(folder, replace(options, output_dir=folder))
     envs = with_admissible_commands(options.envs) if options.policy == "random" else options.envs
     try:
@@ -133,13 +152,25 @@ def with_admissible_commands(envs: EnvArgs) -> EnvArgs:
     return replace(envs, env_kwargs={**envs.env_kwargs, "admissible_commands": True})
 
 
-def load(name: str, temperature: float) -> Policy:
-    """A policy by name; ``temperature`` is a language model's. Raises what :func:`load_policy` does."""
+def load(options: PlayOptions) -> Policy:
+    """The policy that is to play. Raises what :func:`load_policy` does."""
+    from agentgym_tlm.few_shot import few_shot_format
     from agentgym_tlm.policies import load_policy
+    from agentgym_tlm.prompt import ReactFormat
 
+    name, further = options.policy, dict(options.policy_kwargs)
     if name == "human":
         raise ConfigError("a person plays with `agentgym-tlm play`")
-    return load_policy(name, **({} if name in _SCRIPTED else {"temperature": temperature}))
+    if name in _SCRIPTED:
+        if options.prompt is not None:
+            raise ConfigError(f"policy {name!r} reads no prompt: leave out --prompt")
+        return load_policy(name, **further)
+    if "temperature" in further or "format" in further:
+        raise ConfigError("temperature and format are options of their own: --temperature, --prompt")
+    if options.prompt is not None:
+        few = options.prompt == "react-few-shot"
+        further["format"] = few_shot_format(options.envs) if few else ReactFormat()
+    return load_policy(name, temperature=options.temperature, **further)
 
 
 def _open(folder: Path, options: PlayOptions) -> None:

@@ -20,7 +20,8 @@ class Generation:
     ``overflow`` is set, and nothing generated, when the context budget has no room for another response: the rollout
     ends the episode as ``token_budget``. ``aborted`` is set when the policy gives the episode up (a person quits): the
     episode ends as ``aborted``. ``error`` is set, and nothing generated, when the policy's machinery failed (its server
-    does not answer): the episode ends as ``policy_error``. ``trainable`` False marks a response that no trainer may imitate (an injected mistake).
+    does not answer): the episode ends as ``policy_error``. ``trainable`` False marks a response that no trainer may
+    imitate (an injected mistake).
     """
 
     text: str

@@ -29,10 +29,10 @@ _MAX_SEED = int(float(SEED.strip("[]").partition(",")[2]))
 class ChatApiPolicy:
     """Plays with ``model`` of the server at ``base_url`` (default: ``OPENAI_BASE_URL``, else OpenAI's).
 
-    The key is that of the variable ``OPENAI_API_KEY``, and is written nowhere. ``extra_body`` are further fields of each
-    request, or others than ours; a field that is None is left out: ``{"max_tokens": None, "max_completion_tokens": 512}``
-    for a server that wants the new name. ``concurrency`` and what follows it are those of
-    :class:`~agentgym_tlm.policies.http.JsonServer`.
+    The key is that of the variable ``OPENAI_API_KEY``, and is written nowhere. ``extra_body`` are fields of each
+    request, further ones or instead of ours; one that is None is left out, as in ``{"max_tokens": None,
+    "max_completion_tokens": 512}`` for a server that wants the newer name. ``concurrency`` and what follows it are
+    those of :class:`~agentgym_tlm.policies.http.JsonServer`.
 
     A request that finally fails ends its episode as ``policy_error``, and so does an answer that the server's filter
     withholds. Raises ConfigError for options that cannot be, or OpenAI's server without a key.

@@ -75,8 +75,8 @@ class Request(NamedTuple):
 class JsonServer:
     """A server that is asked at ``base_url`` with at most ``concurrency`` requests at once.
 
-    ``timeout`` is in seconds, without sign of life from the server. The key is sent as a bearer token and shown nowhere.
-    Raises ConfigError for an address or options that cannot be.
+    ``timeout`` is in seconds, without sign of life from the server. The key is sent as a bearer token and shown
+    nowhere. Raises ConfigError for an address or options that cannot be.
     """
 
     def __init__(

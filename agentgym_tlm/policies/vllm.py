@@ -102,7 +102,8 @@ class VllmPolicy:
         self.top_p = top_p if temperature else 1.0
         self.max_new_tokens = max_new_tokens
         self.logprobs = logprobs
-        self.stop_ids = sorted({self.renderer.end_of_turn_id, tokenizer.eos_token_id or self.renderer.end_of_turn_id})
+        ends = {self.renderer.end_of_turn_id, tokenizer.eos_token_id}
+        self.stop_ids = sorted(end for end in ends if isinstance(end, int))
         self.server = _server(
             base_url,
             concurrency=concurrency,
@@ -276,8 +277,8 @@ def _needed_mode(temperature: float, top_p: float) -> str | None:
     if temperature == 1:
         return "raw_logprobs"
     raise ConfigError(
-        f"vLLM reports no log-probabilities at temperature={temperature} before top_p={top_p} cuts them off: set one of "
-        "them to 1, or give logprobs=False to record none"
+        f"vLLM reports no log-probabilities at temperature={temperature} before top_p={top_p} cuts them off: set one "
+        "of them to 1, or give logprobs=False to record none"
     )
 
 
