@@ -4,8 +4,8 @@ What may pass is tried again, ``max_retries`` times: no connection, no answer in
 reply that cannot be read. The pauses double from ``backoff`` seconds on, with jitter from the request's seed; a
 Retry-After header is obeyed instead. What cannot pass (a wrong key or address, an unknown model, an exhausted quota)
 raises PolicyFailureError at once. Everything else, such as a request that the server finds too long, is the answer to
-that one request. So is a request that was tried in vain, until ``max_failures`` of them in a row say that it is the
-server: then PolicyFailureError is raised, too.
+that one request. So is a request that was tried in vain, unless the server has never given a usable answer, or
+``max_failures`` of them in a row say that it is the server: then PolicyFailureError is raised, too.
 
 The requests run in an event loop of their own thread. That works inside a notebook, which has a running loop, and ends
 with Ctrl-C: requests in flight are cancelled, by which a server notices that nobody waits any more.
@@ -108,11 +108,14 @@ class JsonServer:
             timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0), pool=None),
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
         )
+        self._has_answered = False
         self._failed_in_a_row = 0
 
     def get(self, path: str, read: Callable[[dict[str, Any]], T]) -> T:
         """What ``read`` makes of the reply. Raises PolicyFailureError when there is none."""
-        return _run(self._ask("GET", path, None, read, random.Random(0)))
+        answer = _run(self._ask("GET", path, None, read, random.Random(0)))
+        self._has_answered = True
+        return answer
 
     def post_all(
         self, path: str, requests: Sequence[Request], read: Callable[[dict[str, Any]], T]
@@ -123,8 +126,12 @@ class JsonServer:
         """
         answers = _run(self._post_all(path, requests, read))
         failures = [answer for answer in answers if isinstance(answer, RequestError) and not answer.too_long]
-        self._failed_in_a_row = self._failed_in_a_row + len(failures) if len(failures) == len(answers) else 0
-        if self._failed_in_a_row >= self.max_failures:
+        if len(failures) < len(answers):
+            self._has_answered, self._failed_in_a_row = True, 0
+            return answers
+        self._failed_in_a_row += len(failures)
+        never = not self._has_answered and all(failure.passing for failure in failures)
+        if failures and (never or self._failed_in_a_row >= self.max_failures):
             raise PolicyFailureError(f"{self._failed_in_a_row} requests in a row failed, the last one: {failures[-1]}")
         return answers
 
@@ -162,10 +169,10 @@ class JsonServer:
             if pause is None:
                 pause = min(MAX_BACKOFF, self.backoff * 2**attempt) * (0.5 + 0.5 * rng.random())
             if pause > MAX_RETRY_AFTER:
-                raise RequestError(f"{last}, and wants to be asked again in {pause:.0f} s", status=last.status)
+                raise RequestError(f"{last}, and wants to be asked again in {pause:.0f} s", passing=True)
             if attempt < self.max_retries:
                 await asyncio.sleep(pause)
-        raise RequestError(f"{last} ({self.max_retries + 1} tries)", status=last.status)
+        raise RequestError(f"{last} ({self.max_retries + 1} tries)", passing=True)
 
     async def _ask_once(self, method: str, path: str, body: Any) -> dict[str, Any]:
         """The JSON object of a reply. Raises RequestError, and PolicyFailureError for what cannot pass."""

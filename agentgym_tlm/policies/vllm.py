@@ -129,8 +129,11 @@ class VllmPolicy:
         are those of the constructor; in a folder that a policy was saved to they win over its settings. Raises
         DataError when the tokenizer or the settings cannot be read.
         """
-        source = tokenizer or (model if Path(model).is_dir() else _served(_server(base_url, timeout=30.0), model)[0])
+        root, limit = _served(_server(base_url, max_retries=1), model)
+        source = tokenizer or (model if Path(model).is_dir() else root)
         settings = {name: value for name, value in read_settings(Path(source)).items() if name != "kv_cache"}
+        if "max_context" in settings:
+            settings["max_context"] = min(settings["max_context"], limit)
         loaded = load_tokenizer(source, verbatim=bool(settings))
         return cls(model, loaded, base_url=base_url, **{**settings, **options})
 
