@@ -67,8 +67,6 @@ class PlayOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, limit=COUNT, temperature="[0, inf)", n_slots=COUNT, num_threads=COUNT, seed=SEED)
-        if secret := {"api_key", "key", "token"}.intersection(self.policy_kwargs):
-            raise ConfigError(f"{secret.pop()} would be written to config.yaml: set OPENAI_API_KEY instead")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +159,8 @@ def load(options: PlayOptions) -> Policy:
     name, further = options.policy, dict(options.policy_kwargs)
     if name == "human":
         raise ConfigError("a person plays with `agentgym-tlm play`")
+    if "api_key" in further:
+        raise ConfigError("api_key would be written to config.yaml: set OPENAI_API_KEY instead")
     if name in _SCRIPTED:
         if options.prompt is not None:
             raise ConfigError(f"policy {name!r} reads no prompt: leave out --prompt")

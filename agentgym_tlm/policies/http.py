@@ -132,7 +132,7 @@ class JsonServer:
         self._failed_in_a_row += len(failures)
         never = not self._has_answered and all(failure.passing for failure in failures)
         if failures and (never or self._failed_in_a_row >= self.max_failures):
-            raise PolicyFailureError(f"{self._failed_in_a_row} requests in a row failed, the last one: {failures[-1]}")
+            raise PolicyFailureError(f"no answer to {self._failed_in_a_row} requests in a row, lastly: {failures[-1]}")
         return answers
 
     async def _post_all(
@@ -172,7 +172,7 @@ class JsonServer:
                 raise RequestError(f"{last}, and wants to be asked again in {pause:.0f} s", passing=True)
             if attempt < self.max_retries:
                 await asyncio.sleep(pause)
-        raise RequestError(f"{last} ({self.max_retries + 1} tries)", passing=True)
+        raise RequestError(f"{last} (attempts: {self.max_retries + 1})", passing=True)
 
     async def _ask_once(self, method: str, path: str, body: Any) -> dict[str, Any]:
         """The JSON object of a reply. Raises RequestError, and PolicyFailureError for what cannot pass."""

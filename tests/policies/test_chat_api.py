@@ -180,7 +180,7 @@ def test_a_server_that_has_died_ends_the_rollout_and_keeps_what_is_done(tmp_path
         return chat_expert(asked) if next(counted) < 12 else Reply(status=503)
 
     with serving(dies) as server:
-        with pytest.raises(PolicyFailureError, match="in a row failed"):
+        with pytest.raises(PolicyFailureError, match="no answer to 2 requests in a row"):
             logged_rollout(log, policy(server.url, max_failures=2), "Toy-v0", n_slots=2)
         kept = list(read_trajectories(log))
         assert kept

@@ -75,7 +75,7 @@ def test_one_failure_is_the_answer_to_one_request() -> None:
         first, failed, last = post(client(server.url), 3)
     assert (first, last) == (1, 1)
     assert isinstance(failed, RequestError)
-    assert "answers 500: out of cheese (3 tries)" in str(failed)
+    assert "answers 500: out of cheese (attempts: 3)" in str(failed)
 
 
 def test_timeout_and_refused_connection_are_failures_of_the_request() -> None:
@@ -139,10 +139,11 @@ def test_a_prompt_that_is_too_long_is_recognised(error: dict[str, str]) -> None:
 
 def test_failures_in_a_row_are_the_servers() -> None:
     """An evaluation of a server that has died must end, not write a thousand failures."""
-    with serving(in_turn(*[Reply(status=500)] * 3, OK, Reply(status=500))) as server:
+    with serving(in_turn(OK, *[Reply(status=500)] * 3, OK, Reply(status=500))) as server:
         asking = client(server.url, max_retries=0, max_failures=4)
-        assert [isinstance(post(asking)[0], RequestError) for _ in range(7)] == [True] * 3 + [False] + [True] * 3
-        with pytest.raises(PolicyFailureError, match=r"4 requests in a row failed, the last one: .* answers 500"):
+        failed = [isinstance(post(asking)[0], RequestError) for _ in range(8)]
+        assert failed == [False, *[True] * 3, False, *[True] * 3]
+        with pytest.raises(PolicyFailureError, match=r"no answer to 4 requests in a row, lastly: .* answers 500"):
             post(asking)
 
 

@@ -167,7 +167,7 @@ def test_a_response_that_was_broken_off_is_asked_for_again(local: LanguageModelP
     with serving(ServedModel(local, change=change(finish_reason="abort"))) as server:
         [trajectory] = rollout(policy(server.url, local), "Toy-v0", TASKS[:1])
     assert trajectory.stop_reason is StopReason.POLICY_ERROR
-    assert "(abort) (2 tries)" in (trajectory.error or "")
+    assert "(abort) (attempts: 2)" in (trajectory.error or "")
     assert trajectory.turns == []
     assert trajectory.sequences == []
 
