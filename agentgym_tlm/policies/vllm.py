@@ -28,7 +28,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
@@ -322,7 +322,7 @@ def _answered(answer: dict[str, float] | RequestError) -> dict[str, float]:
     return answer
 
 
-def _are_ids(value: Any) -> bool:
+def _are_ids(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 

@@ -185,8 +185,10 @@ class ServedModel:
 
     def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(body["seed"])
-        temperature, ids, logprobs, top = body["temperature"], [], [], []
-        finish_reason = "length"
+        temperature, finish_reason = body["temperature"], "length"
+        ids: list[int] = []
+        logprobs: list[float] = []
+        top: list[dict[str, float]] = []
         while len(ids) < body["max_tokens"]:
             logits = self.policy.model(torch.tensor([body["prompt"] + ids])).logits[0, -1].float()
             raw, processed = logits.log_softmax(-1), (logits / (temperature or 1.0)).log_softmax(-1)
