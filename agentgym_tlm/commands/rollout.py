@@ -27,14 +27,10 @@ if TYPE_CHECKING:
 PromptName = Literal["react", "react-few-shot"]
 
 _SCRIPTED = ("expert", "random")
-_DECISIVE = (
-    "policy",
-    "prompt",
-    "policy_kwargs",
-    "envs",
-    "temperature",
-    "seed",
-)  # options on which what happens in an episode depends
+_DECISIVE = ("policy", "prompt", "policy_kwargs", "envs", "temperature", "seed")
+"""Options on which what happens in an episode depends."""
+_ON_THE_WAY = frozenset({"base_url", "concurrency", "timeout", "max_retries", "backoff", "max_failures"})
+"""Options of a policy behind a server on which nothing depends but whether and when it answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +174,7 @@ def _open(folder: Path, options: PlayOptions) -> None:
     file = folder / "config.yaml"
     if file.exists():
         earlier = config.load(options, file)
-        different = [name for name in _DECISIVE if getattr(earlier, name) != getattr(options, name)]
+        different = [name for name in _DECISIVE if _decisive(earlier, name) != _decisive(options, name)]
         if different:
             raise ConfigError(
                 f"{folder} holds episodes played with another {' and '.join(different)}: "
@@ -186,6 +182,13 @@ def _open(folder: Path, options: PlayOptions) -> None:
             )
     folder.mkdir(parents=True, exist_ok=True)
     write_text(file, config.dump(options))
+
+
+def _decisive(options: PlayOptions, name: str) -> Any:
+    value = getattr(options, name)
+    if name == "policy_kwargs":
+        return {option: item for option, item in value.items() if option not in _ON_THE_WAY}
+    return value
 
 
 def _check_weights(log: Path, earlier: Sequence[Trajectory], policy: Policy) -> None:

@@ -73,10 +73,10 @@ def test_eval_counts_failures_of_the_server_apart_and_keeps_the_key_to_itself(
     for file in tmp_path.iterdir():
         assert "sk-secret" not in file.read_text()
     server.answer = in_turn(LOOK)
-    assert main(["eval", "--config", str(tmp_path / "config.yaml")]) == 0
+    assert main([*evaluate, "--policy-kwargs", "timeout=9", "--output-dir", str(tmp_path)]) == 0
     [result] = read_results(tmp_path / "results.json")
     assert (result.success.n, result.policy_errors) == (2, 0)
-    assert main([*evaluate, "--output-dir", str(tmp_path)]) == 2
+    assert main([*evaluate, "--policy-kwargs", "max_new_tokens=9", "--output-dir", str(tmp_path)]) == 2
     assert "another policy_kwargs" in capsys.readouterr().err
 
 

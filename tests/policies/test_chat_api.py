@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from agentgym_tlm.batch import select_trainable
-from agentgym_tlm.errors import ConfigError, PolicyFailureError
+from agentgym_tlm.errors import ConfigError, DependencyError, PolicyFailureError
 from agentgym_tlm.evaluate import EvalResult, results_table
 from agentgym_tlm.pairs import unusable_reason
 from agentgym_tlm.policies import load_language_model, load_policy
@@ -232,6 +233,14 @@ def test_is_found_by_name_and_from_the_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(ConfigError, match="set OPENAI_API_KEY"):
         load_policy("openai:model")
+
+
+def test_missing_extra_is_answered_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("http", "chat_api"):
+        monkeypatch.delitem(sys.modules, f"agentgym_tlm.policies.{module}")
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(DependencyError, match=r"pip install 'agentgym-tlm\[remote\]'"):
+        load_policy("openai:m")
 
 
 @pytest.mark.parametrize(
