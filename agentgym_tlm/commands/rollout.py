@@ -38,9 +38,10 @@ class PlayOptions:
     """Who plays what, and where the turn logs go."""
 
     policy: str = tyro.MISSING
-    """expert, random, smollm2, a folder that train wrote (such as RUN/sft/policy), or a hub id; openai:MODEL, behind a
-    server of chat completions (OPENAI_BASE_URL, OPENAI_API_KEY), or vllm:MODEL, that vLLM serves. A folder plays with
-    the env_kwargs that it was trained with, unless others are given."""
+    """expert, random, smollm2, a folder that train wrote (such as RUN/sft/policy), or a hub id;
+    openai:MODEL, behind a server of chat completions (OPENAI_BASE_URL, OPENAI_API_KEY), or
+    vllm:MODEL, that vLLM serves. A folder plays with the env_kwargs that it was trained with,
+    unless others are given."""
     prompt: PromptName | None = None
     """react: thought and action; react-few-shot: with a worked example of the environment. None: the policy's own."""
     policy_kwargs: Annotated[dict[str, Any], tyro.conf.arg(help_behavior_hint="(default: none)")] = field(

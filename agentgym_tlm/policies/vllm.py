@@ -211,7 +211,7 @@ class VllmPolicy:
         if self.logprobs:
             record = choice.get("logprobs")
             logprobs = record.get("token_logprobs") if isinstance(record, dict) else None
-            if not (isinstance(logprobs, list) and len(logprobs) == len(ids) and all(map(_is_finite, logprobs))):
+            if not (isinstance(logprobs, list) and len(logprobs) == len(ids) and all(map(_is_logprob, logprobs))):
                 raise PolicyFailureError(
                     f"{self.server.base_url} does not report one log-probability per token; logprobs=False does without"
                 )
@@ -242,6 +242,7 @@ class VllmPolicy:
     def _check_mode(self, prompt: list[int], needed: str) -> None:
         """Raise PolicyFailureError unless the server reports log-probabilities in the ``needed`` mode."""
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "logprobs": 5, "seed": 0, **_NEUTRAL}
+        body["return_tokens_as_token_ids"] = True  # two tokens may have one text
         requests = [Request({**body, "temperature": temperature, "top_p": 1.0}, 0) for temperature in (1.0, 2.0)]
         answers = self.server.post_all("/completions", requests, _top_logprobs)
         plain, flat = (_answered(answer) for answer in answers)
@@ -311,7 +312,7 @@ def _served(server: JsonServer, model: str) -> tuple[str, int]:
 def _top_logprobs(reply: dict[str, Any]) -> dict[str, float]:
     record = first_choice(reply).get("logprobs")
     top = record.get("top_logprobs") if isinstance(record, dict) else None
-    if not (isinstance(top, list) and top and isinstance(top[0], dict) and all(map(_is_finite, top[0].values()))):
+    if not (isinstance(top, list) and top and isinstance(top[0], dict) and all(map(_is_logprob, top[0].values()))):
         raise PolicyFailureError("the server reports no log-probabilities; logprobs=False does without")
     return top[0]
 
@@ -326,5 +327,6 @@ def _are_ids(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
-def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+def _is_logprob(value: Any) -> bool:
+    """Whether it may be one; a server in one of the modes for logits reports numbers above 0."""
+    return type(value) in (int, float) and math.isfinite(value) and value < 1e-3

@@ -143,6 +143,16 @@ def change(**fields: Any) -> Callable[[dict[str, Any]], None]:
     return lambda reply: reply["choices"][0].update(fields)
 
 
+def reporting(logprob: float) -> Callable[[dict[str, Any]], None]:
+    """Every token with this log-probability."""
+
+    def tamper(reply: dict[str, Any]) -> None:
+        [choice] = reply["choices"]
+        choice["logprobs"]["token_logprobs"] = [logprob] * len(choice["token_ids"])
+
+    return tamper
+
+
 @pytest.mark.parametrize(
     ("tamper", "message"),
     [
@@ -151,9 +161,10 @@ def change(**fields: Any) -> Callable[[dict[str, Any]], None]:
         (change(prompt_token_ids=[1, 2]), r"saw other tokens than it was sent \(2 instead"),
         (change(logprobs=None), "one log-probability per token"),
         (change(logprobs={"token_logprobs": [-1.0]}), "one log-probability per token"),
-        (change(logprobs={"token_logprobs": [float("nan")] * 8}), "one log-probability per token"),
+        (reporting(float("nan")), "one log-probability per token"),
+        (reporting(7.5), "one log-probability per token"),
     ],
-    ids=["no ids", "no prompt ids", "cut prompt", "no logprobs", "few logprobs", "nan"],
+    ids=["no ids", "no prompt ids", "cut prompt", "no logprobs", "few logprobs", "nan", "logits"],
 )
 def test_a_server_that_does_not_report_what_is_recorded_is_refused(
     local: LanguageModelPolicy, tamper: Callable[[dict[str, Any]], None], message: str
