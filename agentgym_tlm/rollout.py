@@ -80,7 +80,8 @@ def rollout(
     of an earlier, interrupted call with the same arguments: they are returned in their places and not played again,
     except those that ended as ``env_error``, ``policy_error`` or ``aborted``.
 
-    An EnvironmentFailureError ends its episode as ``env_error`` and replaces the environment. On KeyboardInterrupt the
+    An EnvironmentFailureError ends its episode as ``env_error`` and replaces the environment; a generation with an
+    error ends its episode as ``policy_error``, and a policy that is of no use any more raises. On KeyboardInterrupt the
     running episodes are written as ``aborted`` before it propagates. Raises ConfigError when ``resume`` does not belong
     to this call: another environment, step limit, split, seed or policy, or the same policy with other weights.
     Raises TaskNotFoundError for an unknown task.

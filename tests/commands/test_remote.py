@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from agentgym_tlm.cli import main
+from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.evaluate import read_results
 from agentgym_tlm.trajectory import StopReason, Trajectory, read_trajectories
-from tests.policies.model_server import Asked, ModelServer, Reply, chat, chat_expert, in_turn, serving
+from tests.policies.model_server import Asked, ModelServer, Reply, ServedModel, chat, chat_expert, in_turn, serving
+from tests.toy_env import tiny_policy
 
 LOOK = chat("Thought: I look.\nAction: look")
 
@@ -88,6 +90,21 @@ def test_few_shot_prompt_reaches_the_model(server: ModelServer, tmp_path: Path) 
         assert ("Action: clean apple 1 with sinkbasin 1" in message) == shown
         assert "Action: the command to carry out" in message
         assert f"prompt: {prompt}" in (tmp_path / prompt / "config.yaml").read_text()
+
+
+def test_trained_policy_plays_with_tokens_where_vllm_serves_it(server: ModelServer, tmp_path: Path) -> None:
+    """In the environment that it was trained on, whose options its folder remembers."""
+    folder, output = tmp_path / "policy", tmp_path / "output"
+    policy = tiny_policy(hidden_size=16, layers=1, max_new_tokens=6)
+    policy.save(folder)
+    EnvArgs(env="Toy-v0", env_kwargs={"admissible_commands": True}).remember(folder)
+    server.answer = ServedModel(policy, name=str(folder), root=str(folder))
+    rollout = ["rollout", "--policy", f"vllm:{folder}", "--env", "Toy-v0", "--max-episode-steps", "2"]
+    assert main([*rollout, "--output-dir", str(output)]) == 0
+    episodes = log(output, "train")
+    assert all(trajectory.has_tokens and trajectory.policy == "tiny" for trajectory in episodes)
+    assert all(turn.logprobs for trajectory in episodes for turn in trajectory.turns)
+    assert "admissible_commands: true" in (output / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize(
