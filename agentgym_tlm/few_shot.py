@@ -127,6 +127,6 @@ def _play(env_id: str, example: Example, options: dict[str, Any]) -> str:
         given = " ".join(f"{name}={value}" for name, value in options.items())
         raise ConfigError(
             f"the worked example of {env_id} cannot be played with {given} (it ends: {observation.strip()[:80]!r}): "
-            "use --prompt react"
+            "leave out --few-shot"
         )
     return "\n".join(lines)

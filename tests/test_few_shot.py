@@ -56,7 +56,7 @@ def test_example_is_worded_as_the_environment_is() -> None:
     ("envs", "message"),
     [
         (EnvArgs(env="Toy-v0"), "no worked example of Toy-v0: there are examples of ALFWorld-v0"),
-        (EnvArgs(env="HotpotQA-v0", env_kwargs={"protocol": "nat"}), "protocol=nat.*--prompt react"),
+        (EnvArgs(env="HotpotQA-v0", env_kwargs={"protocol": "nat"}), "protocol=nat.*leave out --few-shot"),
     ],
 )
 def test_no_example_is_better_than_a_wrong_one(envs: EnvArgs, message: str) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -24,10 +24,8 @@ from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajector
 if TYPE_CHECKING:
     from agentgym_tlm.policies.base import Policy
 
-PromptName = Literal["react", "react-few-shot"]
-
 _SCRIPTED = ("expert", "random")
-_DECISIVE = ("policy", "prompt", "policy_kwargs", "envs", "temperature", "seed")
+_DECISIVE = ("policy", "few_shot", "policy_kwargs", "envs", "temperature", "seed")
 """Options on which what happens in an episode depends."""
 _ON_THE_WAY = frozenset({"base_url", "concurrency", "timeout", "max_retries", "backoff", "max_failures"})
 """Options of a policy behind a server on which nothing depends but whether and when it answers."""
@@ -42,8 +40,8 @@ class PlayOptions:
     openai:MODEL, behind a server of chat completions (OPENAI_BASE_URL, OPENAI_API_KEY), or
     vllm:MODEL, that vLLM serves. A folder plays with the env_kwargs that it was trained with,
     unless others are given."""
-    prompt: PromptName | None = None
-    """react: thought and action; react-few-shot: with a worked example of the environment. None: the policy's own."""
+    few_shot: bool = False
+    """Show a pretrained model a worked example of the environment before its own task."""
     policy_kwargs: Annotated[dict[str, Any], tyro.conf.arg(help_behavior_hint="(default: none)")] = field(
         default_factory=dict
     )
@@ -151,7 +149,6 @@ def load(options: PlayOptions) -> Policy:
     """The policy that is to play. Raises what :func:`load_policy` does."""
     from agentgym_tlm.few_shot import few_shot_format
     from agentgym_tlm.policies import load_policy
-    from agentgym_tlm.prompt import ReactFormat
 
     name, further = options.policy, dict(options.policy_kwargs)
     if name == "human":
@@ -159,14 +156,13 @@ def load(options: PlayOptions) -> Policy:
     if "api_key" in further:
         raise ConfigError("api_key would be written to config.yaml: set OPENAI_API_KEY instead")
     if name in _SCRIPTED:
-        if options.prompt is not None:
-            raise ConfigError(f"policy {name!r} reads no prompt: leave out --prompt")
+        if options.few_shot:
+            raise ConfigError(f"policy {name!r} reads no prompt: leave out --few-shot")
         return load_policy(name, **further)
     if "temperature" in further or "format" in further:
-        raise ConfigError("temperature and format are options of their own: --temperature, --prompt")
-    if options.prompt is not None:
-        few = options.prompt == "react-few-shot"
-        further["format"] = few_shot_format(options.envs) if few else ReactFormat()
+        raise ConfigError("temperature and format are no policy_kwargs: there are --temperature and --few-shot")
+    if options.few_shot:
+        further["format"] = few_shot_format(options.envs)
     return load_policy(name, temperature=options.temperature, **further)
 
 

@@ -84,12 +84,12 @@ def test_eval_counts_failures_of_the_server_apart_and_keeps_the_key_to_itself(
 
 def test_few_shot_prompt_reaches_the_model(server: ModelServer, tmp_path: Path) -> None:
     common = ["eval", "--policy", "openai:m", "--splits", "valid_seen", "--limit", "1", "--max-episode-steps", "1"]
-    for prompt, shown in {"react": False, "react-few-shot": True}.items():
-        assert main([*common, "--prompt", prompt, "--output-dir", str(tmp_path / prompt)]) == 0
+    for option, shown in {"--no-few-shot": False, "--few-shot": True}.items():
+        assert main([*common, option, "--output-dir", str(tmp_path / option)]) == 0
         message = server.asked[-1].body["messages"][0]["content"]
         assert ("Action: clean apple 1 with sinkbasin 1" in message) == shown
         assert "Action: the command to carry out" in message
-        assert f"prompt: {prompt}" in (tmp_path / prompt / "config.yaml").read_text()
+        assert f"few_shot: {str(shown).lower()}" in (tmp_path / option / "config.yaml").read_text()
 
 
 def test_trained_policy_plays_with_tokens_where_vllm_serves_it(server: ModelServer, tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ def test_trained_policy_plays_with_tokens_where_vllm_serves_it(server: ModelServ
         ("eval --policy openai:m --policy-kwargs api_key=sk-1", "set OPENAI_API_KEY"),
         ("eval --policy openai:m --policy-kwargs colour=1", "no option colour"),
         ("eval --policy openai:m --policy-kwargs temperature=1", "--temperature"),
-        ("eval --policy openai:m --prompt react-few-shot --env Toy-v0", "no worked example"),
+        ("eval --policy openai:m --few-shot --env Toy-v0", "no worked example"),
         ("eval --policy openai:", "openai:MODEL"),
-        ("eval --policy expert --prompt react", "leave out --prompt"),
+        ("eval --policy expert --few-shot", "leave out --few-shot"),
         ("eval --policy vllm:m --policy-kwargs base_url=http://127.0.0.1:9/v1", "cannot be reached"),
         ("train --policy openai:m", "nothing to train"),
     ],
