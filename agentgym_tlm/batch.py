@@ -51,6 +51,10 @@ class Example:
         """How many tokens the policy produced and may be trained on."""
         return sum(int(row.loss_mask.sum()) for row in self.rows)
 
+    def rows_apart(self) -> list[Example]:
+        """An example for each row, where a loss needs no more of the trajectory than that."""
+        return [replace(self, rows=(row,)) for row in self.rows]
+
     @classmethod
     def from_trajectory(cls, trajectory: Trajectory, turn_weights: Sequence[float] | None = None) -> Example:
         """Arrays of ``trajectory``; ``turn_weights`` has one entry per turn (default 1).

@@ -62,7 +62,11 @@ class Rate:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """One policy on one split. ``mean_turns`` and ``mean_score`` are per episode, ``invalid_action_rate`` per turn."""
+    """One policy on one split.
+
+    ``mean_turns`` and ``mean_score`` are per episode, the rates per turn: ``malformed_rate`` is the share of responses
+    that break the rules of the prompt format, whatever the environment makes of them.
+    """
 
     env_id: str
     split: str
@@ -76,9 +80,11 @@ class EvalResult:
     env_errors: int = 0
     policy_errors: int = 0
     label: str = ""
+    malformed_rate: float = math.nan
+    protocol: str = ""
 
     @classmethod
-    def of(cls, trajectories: Sequence[Trajectory], label: str = "") -> EvalResult:
+    def of(cls, trajectories: Sequence[Trajectory], label: str = "", protocol: str = "") -> EvalResult:
         """Summarise the episodes of one policy on one split. Raises ValueError for none, or for a mixture."""
         kinds = {(t.env_id, t.split, t.policy) for t in trajectories}
         if len(kinds) != 1:
@@ -102,6 +108,8 @@ class EvalResult:
             env_errors=sum(t.stop_reason is StopReason.ENV_ERROR for t in trajectories),
             policy_errors=sum(t.stop_reason is StopReason.POLICY_ERROR for t in trajectories),
             label=label,
+            malformed_rate=sum(not turn.well_formed for t in played for turn in t.turns) / turns if turns else math.nan,
+            protocol=protocol,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,8 +120,8 @@ class EvalResult:
     def from_dict(cls, record: dict[str, Any]) -> EvalResult:
         """Inverse of :meth:`to_dict`."""
         record = {k: v for k, v in record.items() if k not in ("success_rate", "success_interval_95")}
-        for name in ("mean_score", "mean_turns", "invalid_action_rate"):
-            record[name] = math.nan if record[name] is None else record[name]
+        for name in ("mean_score", "mean_turns", "invalid_action_rate", "malformed_rate"):
+            record[name] = math.nan if record.get(name) is None else record[name]
         record["success"] = Rate(**record["success"])
         record["by_task_type"] = {kind: Rate(**rate) for kind, rate in record["by_task_type"].items()}
         return cls(**record)
@@ -152,6 +160,9 @@ def results_table(results: Sequence[EvalResult]) -> FittingTable:
     table = FittingTable()
     table.add_column("policy", no_wrap=True)
     table.add_column("split", no_wrap=True)
+    protocols = any(result.protocol for result in results)
+    if protocols:
+        table.add_column("protocol", no_wrap=True)
     table.add_column("success %\n[95% CI]", justify="right", no_wrap=True)
     for heading in ("mean\nscore", "n", "mean\nturns", "invalid\nturns %"):
         table.add_column(heading, justify="right")
@@ -162,6 +173,7 @@ def results_table(results: Sequence[EvalResult]) -> FittingTable:
         row = [
             result.label or result.policy,
             result.split,
+            *([result.protocol] if protocols else []),
             str(result.success),
             f"{100 * result.mean_score:.1f}",
             str(result.success.n),

@@ -45,8 +45,9 @@ from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.policies.tiny import TINY_FORMAT, build_tiny, tokenizer_texts
-from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.prompt import PromptFormat, format_to_dict, make_format
 from agentgym_tlm.recipes import ExperimentConfig
+from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.rollout import RolloutProgress, logged_rollout, rollout
 from agentgym_tlm.trainers.args import RUN_INDEPENDENT
 from agentgym_tlm.trainers.base import Trainer
@@ -117,9 +118,21 @@ class Experiment:
         """What the imitation starts from, None if that is nothing or there is an SFT policy already."""
         config = self.config
         if config.sft_policy is not None:
-            load_language_model(str(sft_policy))
+            trained = load_language_model(str(sft_policy)).format
+            format = make_format(config.prompt_format, config.tags, own=trained)
+            if format not in (None, trained):
+                raise ConfigError(
+                    f"{sft_policy} was trained with another prompt format ({format_to_dict(trained)}): leave "
+                    "--prompt-format and --tags out, or imitate the expert anew"
+                )
             return None
-        return None if config.policy == "tiny" or sft_policy.is_dir() else load_language_model(config.policy)
+        if config.policy == "tiny" or sft_policy.is_dir():
+            return None
+        policy = load_language_model(config.policy)
+        format = make_format(config.prompt_format, config.tags, own=policy.format)
+        if format is not None:
+            policy.use_renderer(Renderer(policy.tokenizer, format))
+        return policy
 
     def _open_folder(self) -> None:
         """Create the run folder, or check that it holds this very run."""
@@ -174,9 +187,10 @@ class Experiment:
     def _imitate(self, pretrained: LanguageModelPolicy | None) -> None:
         """SFT on the expert's wins, from scratch without a pretrained policy."""
         config, folder = self.config, self.folder / "sft"
-        played = self._given_expert() or self._play_expert(TINY_FORMAT if pretrained is None else pretrained.format)
+        tiny_format = make_format(config.prompt_format, config.tags, instructions="") or TINY_FORMAT
+        played = self._given_expert() or self._play_expert(tiny_format if pretrained is None else pretrained.format)
         expert = [trajectory for trajectory in played if trajectory.won]
-        policy = pretrained or self._build_tiny(expert)
+        policy = pretrained or self._build_tiny(expert, tiny_format)
         if pretrained is None and PartialState().is_main_process:
             with replaced_folder(folder / "initial") as partial:
                 policy.save(partial)
@@ -220,22 +234,23 @@ class Experiment:
         """The run's copy of the expert file; None when the environment's expert plays."""
         return None if self.config.expert.file is None else list(read_trajectories(self._expert_log))
 
-    def _play_expert(self, format: ReactFormat) -> list[Trajectory]:
+    def _play_expert(self, format: PromptFormat) -> list[Trajectory]:
         config = self.config
         tasks = config.envs.manifest("train").take(config.expert.num_tasks)
         policy = ExpertPolicy(noise=config.expert.noise, format=format)
         return self._play(policy, "train", tasks, "expert", n_slots=1)
 
-    def _build_tiny(self, expert: Sequence[Trajectory]) -> LanguageModelPolicy:
+    def _build_tiny(self, expert: Sequence[Trajectory], format: PromptFormat) -> LanguageModelPolicy:
         shape = self.config.tiny
         return build_tiny(
-            tokenizer_texts(expert),
+            tokenizer_texts(expert, format),
             hidden_size=shape.hidden_size,
             layers=shape.layers,
             heads=shape.heads,
             intermediate=shape.intermediate_size,
             max_context=shape.max_context,
             seed=self.config.seed,
+            format=format,
         )
 
     def _trainer(self, policy: LanguageModelPolicy) -> Trainer[Any]:

@@ -39,9 +39,9 @@ from typing import Any, Literal, NamedTuple
 
 from agentgym_tlm.batch import Example
 from agentgym_tlm.envs.base import TaskManifest
-from agentgym_tlm.errors import DataError
+from agentgym_tlm.errors import ConfigError, DataError
 from agentgym_tlm.pairs import Pair
-from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.prompt import PromptFormat, ReactFormat, Situation
 from agentgym_tlm.trajectory import StopReason, Trajectory, Turn, read_trajectories
 
 _USER, _ASSISTANT, _SYSTEM = "user", "assistant", "system"
@@ -152,18 +152,25 @@ def _matched(given: str, manifest: TaskManifest, by_end: dict[str, set[str]]) ->
     return ""
 
 
-def to_messages(trajectory: Trajectory, format: ReactFormat) -> list[dict[str, str]]:
-    """The episode as a policy with ``format`` would see it, up to its last response."""
+def to_messages(trajectory: Trajectory, format: PromptFormat) -> list[dict[str, str]]:
+    """The episode as a policy with ``format`` would see it, up to its last response.
+
+    Raises ConfigError for a windowed format, in which an episode is no one conversation.
+    """
+    if format.windowed:
+        raise ConfigError(
+            f"in the prompt format {format.name} every turn is a conversation of its own, which messages of a whole "
+            "episode cannot say: use trl-sft, which writes the token ids of every turn, or a policy with react"
+        )
     messages = []
+    observations = [turn.observation for turn in trajectory.turns]
     for i, turn in enumerate(trajectory.turns):
-        text = format.observation_message(turn.observation)
-        if i == 0:
-            text = format.first_message(trajectory.instruction, turn.observation)
+        text = format.message(Situation(trajectory.instruction, observations[: i + 1]))
         messages += [{"role": _USER, "content": text}, {"role": _ASSISTANT, "content": turn.response}]
     return messages
 
 
-def messages_row(trajectory: Trajectory, format: ReactFormat) -> dict[str, Any]:
+def messages_row(trajectory: Trajectory, format: PromptFormat) -> dict[str, Any]:
     """A line of a messages JSONL file, which :func:`read_conversations` reads; TRL's ``messages`` column."""
     return {
         "messages": to_messages(trajectory, format),
@@ -184,7 +191,7 @@ def sft_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
     ]
 
 
-def dpo_row(pair: Pair, format: ReactFormat) -> dict[str, Any]:
+def dpo_row(pair: Pair, format: PromptFormat) -> dict[str, Any]:
     """A row for TRL's DPOTrainer. Beware: its loss is on all of ``chosen`` and ``rejected``, observations included."""
     chosen, rejected = to_messages(pair.chosen, format), to_messages(pair.rejected, format)
     return {"prompt": chosen[:1], "chosen": chosen[1:], "rejected": rejected[1:], "task_id": pair.chosen.task_id}

@@ -141,25 +141,32 @@ def score_reference(
 ) -> list[Trajectory]:
     """Copies of ``trajectories`` whose trainable turns carry ``ref_logprobs`` and ``confidence`` under ``model``.
 
-    One forward per trajectory, those of similar length together; a trajectory that occurs several times is scored once
+    One forward per sequence, those of similar length together; a trajectory that occurs several times is scored once
     and its copy shared. Raises TrajectoryError for trajectories that cannot be trained on.
     """
     unique = list({id(trajectory): trajectory for trajectory in trajectories}.values())
-    examples = [Example.from_trajectory(trajectory) for trajectory in unique]
-    scored: dict[int, Trajectory] = {}
+    rows = [(i, row) for i, t in enumerate(unique) for row in Example.from_trajectory(t).rows_apart()]
+    found: list[list[float]] = [[] for _ in rows]
     training = model.training
     model.eval()
     module = TokenLogprobs(model)
     device = next(model.parameters()).device
-    order = sorted(range(len(unique)), key=lambda i: examples[i].length)
+    order = sorted(range(len(rows)), key=lambda i: rows[i][1].length)
     for start in range(0, len(order), batch_size):
         members = order[start : start + batch_size]
-        batch = collate([examples[i] for i in members])
+        batch = collate([rows[i][1] for i in members])
         logprobs = module(batch.input_ids.to(device), batch.loss_mask.to(device), batch.groups).float().cpu()
-        sizes = [examples[i].loss_tokens for i in members]
+        sizes = [rows[i][1].loss_tokens for i in members]
         for i, values in zip(members, logprobs.split(sizes), strict=True):
-            scored[id(unique[i])] = _with_scores(unique[i], values.tolist(), include_end_of_turn)
+            found[i] = values.tolist()
     model.train(training)
+    by_trajectory: list[list[float]] = [[] for _ in unique]
+    for (i, _), values in zip(rows, found, strict=True):
+        by_trajectory[i] += values
+    scored = {
+        id(trajectory): _with_scores(trajectory, values, include_end_of_turn)
+        for trajectory, values in zip(unique, by_trajectory, strict=True)
+    }
     return [scored[id(trajectory)] for trajectory in trajectories]
 
 

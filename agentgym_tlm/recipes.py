@@ -22,6 +22,7 @@ import tyro
 
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.prompt import FormatName, TagsArguments, make_format
 from agentgym_tlm.ranges import COUNT, SEED, check_ranges, check_splits
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.methods import METHODS, option_group
@@ -109,6 +110,10 @@ class ExperimentConfig:
     """Folder of an SFT policy to start from, such as sft/policy of another run, instead of imitating the expert."""
     num_threads: int = 1
     """Torch threads on a CPU. More than one helps only on cores that are otherwise idle."""
+    prompt_format: FormatName | None = None
+    """react: thought and action, full history; tags: the last turns and the admissible commands, as GiGPO has it.
+    None: the policy's own, which is react where it has none."""
+    tags: TagsArguments = field(default_factory=TagsArguments)
     expert: ExpertArguments = field(default_factory=ExpertArguments)
     tiny: TinyArguments = field(default_factory=TinyArguments)
     sft: SFTArguments = field(default_factory=SFTArguments)
@@ -118,6 +123,7 @@ class ExperimentConfig:
         check_ranges(self, seed=SEED, num_threads=COUNT)
         if self.policy in ("expert", "random", "human") or self.policy.startswith(("openai:", "vllm:")):
             raise ConfigError(f"policy {self.policy!r} is not a language model: there is nothing to train")
+        make_format(self.prompt_format, self.tags)
 
     @classmethod
     def with_trainer(cls: type[ConfigT], trainer: str) -> type[ConfigT]:

@@ -9,11 +9,15 @@ rendering example conversations and comparing the texts:
 ``closing`` ends with the end-of-turn token; it belongs to the response, and the model has to learn it. ``separator``,
 whatever the template puts after the end of turn, belongs to the next user message. A template that does not come apart
 this way, because it rewrites or drops parts of earlier turns, is refused.
+
+With a windowed format every turn is a conversation of its own: an opening, one user message, the response. The template
+may do with earlier turns what it likes then, for there are none.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +25,7 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from agentgym_tlm.errors import ConfigError, TemplateError, TrajectoryError
-from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.prompt import PromptFormat, Situation
 from agentgym_tlm.trajectory import Trajectory
 
 CHATML = (
@@ -45,7 +49,7 @@ class Renderer:
     Raises TemplateError when the tokenizer has no template, or one that cannot be used append-only.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, format: ReactFormat) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, format: PromptFormat) -> None:
         if not tokenizer.chat_template:
             raise TemplateError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template. {_REMEDY}")
         self.tokenizer = tokenizer
@@ -56,15 +60,12 @@ class Renderer:
         user, answer, later = _message("user", _USER), _message("assistant", _ANSWER), _message("user", _LATER)
         prompt = self._render([user], add_generation_prompt=True)
         answered = self._render([user, answer])
-        followed = self._render([user, answer, later], add_generation_prompt=True)
         self._opening, self._boundary = _split(prompt, _USER)
         if not answered.startswith(prompt + _ANSWER):
             raise TemplateError(
                 "the chat template's generation prompt is not what it puts before an assistant message: it ends "
                 f"{prompt[-60:]!r}, but the rendered message begins {answered[len(self._opening) :][:120]!r}. {_REMEDY}"
             )
-        if not followed.startswith(answered):
-            raise TemplateError(f"the chat template rewrites an assistant message once another follows. {_REMEDY}")
         closing = answered[len(prompt) + len(_ANSWER) :]
         tail = self._encode(closing)
         special = set(self.tokenizer.all_special_ids)
@@ -78,6 +79,11 @@ class Renderer:
         self.end_of_turn_id = self.closing_ids[-1]
         self._separator_ids = tail[ends[0] + 1 :]
         self._closing = closing
+        if self.format.windowed:
+            return
+        followed = self._render([user, answer, later], add_generation_prompt=True)
+        if not followed.startswith(answered):
+            raise TemplateError(f"the chat template rewrites an assistant message once another follows. {_REMEDY}")
         self._before_later, after_later = _split(followed[len(answered) :], _LATER)
         if after_later != self._boundary:
             raise TemplateError(
@@ -133,47 +139,74 @@ class Renderer:
 
     def first_prompt(self, instruction: str, observation: str) -> list[int]:
         """Ids of an episode's first user message and the generation prompt."""
-        return self._encode_message(self._opening, self.format.first_message(instruction, observation), self._boundary)
+        return self.prompt(instruction, [observation], 0)
 
     def next_prompt(self, observation: str) -> list[int]:
         """Ids to append after an end-of-turn token: separator, user message, generation prompt."""
-        message = self.format.observation_message(observation)
-        return [*self._separator_ids, *self._encode_message(self._before_later, message, self._boundary)]
+        return self.prompt("", ["", observation], 1)
 
     def response(self, text: str) -> list[int]:
         """Ids of a response that is given as text (an expert's), end-of-turn token included."""
         return [*self._encode(text), *self.closing_ids]
 
-    def prompt(self, instruction: str, observations: list[str], turn: int) -> list[int]:
-        """Ids to append before response number ``turn``."""
-        if turn == 0:
-            return self.first_prompt(instruction, observations[0])
-        return self.next_prompt(observations[turn])
+    def prompt(
+        self,
+        instruction: str,
+        observations: Sequence[str],
+        turn: int,
+        responses: Sequence[str] = (),
+        commands: Sequence[str] | None = None,
+    ) -> list[int]:
+        """Ids before response number ``turn``: to append, or, with a windowed format, to begin a sequence with.
+
+        A windowed format shows earlier ``responses`` as it reads them, and ``commands``, the admissible ones, if it
+        lists them. Raises TrajectoryError when it lists them and there are none.
+        """
+        actions = [self.format.parse(response).action for response in responses[:turn]] if self.format.windowed else []
+        message = self.format.message(Situation(instruction, observations[: turn + 1], actions, commands))
+        if turn == 0 or self.format.windowed:
+            return self._encode_message(self._opening, message, self._boundary)
+        return [*self._separator_ids, *self._encode_message(self._before_later, message, self._boundary)]
 
     def encode_trajectory(self, trajectory: Trajectory) -> Trajectory:
         """Copy of a text-only trajectory with ``sequences`` and spans, as if a model had produced its responses.
 
-        Raises ValueError if any turn already has tokens: what a model saw and produced is never re-tokenised.
+        Raises ValueError if any turn already has tokens: what a model saw and produced is never re-tokenised; and
+        TrajectoryError for one whose responses are written in another format, or that lacks what this one shows.
         """
         if trajectory.sequences or any(turn.span is not None for turn in trajectory.turns):
             raise ValueError(f"the trajectory of {trajectory.task_id} already has tokens")
+        if trajectory.prompt_format not in ("", self.format.name):
+            raise TrajectoryError(
+                f"the responses of {trajectory.task_id!r} are written in the prompt format {trajectory.prompt_format}, "
+                f"not in {self.format.name}: let the episode be played anew"
+            )
         encoded = copy.deepcopy(trajectory)
         observations = [turn.observation for turn in encoded.turns]
-        ids: list[int] = []
+        responses = [turn.response for turn in encoded.turns]
+        encoded.sequences = []
         for i, turn in enumerate(encoded.turns):
-            ids += self.prompt(encoded.instruction, observations, i)
+            if i == 0 or self.format.windowed:
+                encoded.sequences.append([])
+            ids = encoded.sequences[-1]
+            ids += self.prompt(encoded.instruction, observations, i, responses, turn.admissible_commands)
             start = len(ids)
             ids += self.response(turn.response)
-            turn.sequence, turn.span = 0, (start, len(ids))
-        encoded.sequences = [ids]
+            turn.sequence, turn.span = len(encoded.sequences) - 1, (start, len(ids))
         encoded.prompt_format = self.format.name
         return encoded
 
     def decorated(self, *, prefix: str = "", suffix: str = "") -> Renderer:
         """The renderer of the same template and format with another prefix and suffix.
 
-        Raises ConfigError when they have words that the tokenizer does not know: a model could not tell them apart.
+        Raises ConfigError when they have words that the tokenizer does not know: a model could not tell them apart; and
+        for a windowed format, whose prompts have no place for them.
         """
+        if self.format.windowed:
+            raise ConfigError(
+                f"the prompt format {self.format.name} has a prompt for every turn, and no first message to decorate: "
+                "train this method on a policy with the prompt format react"
+            )
         unknown = self.tokenizer.unk_token_id
         for text in (prefix, suffix):
             if unknown is not None and unknown in self._encode(text):
@@ -202,7 +235,7 @@ class Renderer:
             before, turns = list(_single_sequence(after)[0]), after.turns
             if before[-1] != self.end_of_turn_id:
                 before.append(self.end_of_turn_id)
-            message = replace(self.format, instructions="").first_message(trajectory.instruction, first)
+            message = replace(self.format, instructions="").message(Situation(trajectory.instruction, [first]))
             before += [*self._separator_ids, *self._encode_message(self._before_later, message, self._boundary)]
         shift = len(before) - start
         moved = [replace(turn, span=_shifted(turn.span, shift)) for turn in trajectory.turns]

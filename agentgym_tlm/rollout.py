@@ -190,7 +190,8 @@ class _Rollout:
 
     def make_env(self) -> gym.Env[str, str]:
         limit = {} if self._max_turns is None else {"max_episode_steps": self._max_turns}
-        options = {**self._env_kwargs, "split": self.split, **limit}
+        listed = {"admissible_commands": True} if self.policy.format.lists_commands else {}
+        options = {**self._env_kwargs, **listed, "split": self.split, **limit}
         return gym.make(self.env_id, disable_env_checker=True, **options)
 
     def check_resumable(self, earlier: Sequence[Trajectory]) -> None:
@@ -199,7 +200,13 @@ class _Rollout:
         What a log does not tell, as those of earlier releases do not tell the step limit, is not compared.
         """
         policy = self.policy
-        identity = {"environment": self.env_id, "split": self.split, "seed": self.seed, "policy": policy.name}
+        identity = {
+            "environment": self.env_id,
+            "split": self.split,
+            "seed": self.seed,
+            "policy": policy.name,
+            "prompt format": policy.format.name,
+        }
         now = {**self._slots[0].world, **identity, "policy weights": policy.fingerprint}
         for trajectory in earlier:
             recorded = {
@@ -208,6 +215,7 @@ class _Rollout:
                 "split": trajectory.split,
                 "seed": trajectory.seed,
                 "policy": trajectory.policy,
+                "prompt format": trajectory.prompt_format or policy.format.name,
                 "policy weights": trajectory.metadata.get("weights", policy.fingerprint),
             }
             other = [name for name in now if recorded.get(name, now[name]) != now[name]]
@@ -327,6 +335,7 @@ class _Slot:
         self.trajectory.turns = prefix.context()
         conversation.observations = [turn.observation for turn in self.trajectory.turns]
         conversation.responses = [turn.response for turn in self.trajectory.turns]
+        conversation.commands = [turn.admissible_commands for turn in self.trajectory.turns]
         conversation.sequences, conversation.spans = prefix.tokens()
         self._playing = self.text_env  # the wrappers of gym.make would miss what restore does
         return run.beginnings.begin(prefix, self.text_env, state)
@@ -343,16 +352,19 @@ class _Slot:
             return self.end(StopReason.POLICY_ERROR)
         conversation, policy = self.conversation, self._run.policy
         conversation.responses.append(generation.text)
+        parsed = policy.format.parse(generation.text)
         turn = Turn(
             observation=conversation.observations[-1],
             response=generation.text,
-            action=policy.format.parse(generation.text).action,
+            action=parsed.action,
             action_valid=False,
             reward=0.0,
             finish_reason=generation.finish_reason,
             logprobs=generation.logprobs,
             policy_version=policy.version,
             trainable=generation.trainable,
+            well_formed=parsed.well_formed,
+            admissible_commands=conversation.commands[-1],
         )
         self.trajectory.turns.append(turn)
         if generation.token_ids is not None:  # a given turn may have been text until the policy encoded it
@@ -364,7 +376,7 @@ class _Slot:
             turn.trainable = False  # nobody knows what it would have done
             return self._fail(error)
         turn.reward = float(reward)
-        turn.action_valid = turn.action is not None and bool(info["action_valid"])
+        turn.action_valid = turn.well_formed and bool(info["action_valid"])
         self._observe(observation, info)
         if self._turns_left is not None:
             self._turns_left -= 1
@@ -394,6 +406,9 @@ class _Slot:
         assert self.trajectory is not None
         self.conversation.observations.append(observation)
         self.conversation.info = info
+        self.conversation.commands.append(
+            info["admissible_commands"] if self._run.policy.format.lists_commands else None
+        )
         self.trajectory.score, self.trajectory.won = float(info["score"]), bool(info["won"])
 
     def _fail(self, error: EnvironmentFailureError) -> Trajectory:

@@ -24,7 +24,14 @@ SCHEMA_VERSION = 1
 
 
 class StopReason(str, Enum):
-    """Why an episode ended. Only ``won`` is success; an ``env_error`` or ``policy_error`` never enters a loss."""
+    """Why an episode ended, and with it what it may teach. Only ``won`` is success.
+
+    ``won``, ``lost``, ``max_steps`` and ``token_budget`` are outcomes of the policy's play: the episode counts with the
+    rewards that it got, and its turns are in the loss. In ``token_budget`` the prompt of the next turn, with room for a
+    response, would have been longer than the policy's context: nothing was sampled for it, so that no turn stands for
+    it. ``env_error`` and ``policy_error`` are nobody's failure: no reward of 0, no member of a group, and never in a
+    loss. ``aborted`` says nothing about how the episode would have ended, and is left out in the same way.
+    """
 
     WON = "won"  # the simulator's own word
     LOST = "lost"  # terminated by the simulator without success
@@ -43,7 +50,12 @@ class StopReason(str, Enum):
 
 
 class FinishReason(str, Enum):
-    """Why a response ended."""
+    """Why a response ended.
+
+    One that ran into ``length`` is played as far as it can be read: ``react`` may find an action in it, ``tags`` finds
+    none without ``</action>``, and what has none is an invalid action. Its tokens are in the loss as they were sampled,
+    none of them an end of turn: nobody is taught to stop there.
+    """
 
     STOP = "stop"  # end-of-turn token, or a text-only policy's complete answer
     LENGTH = "length"  # max_new_tokens reached
@@ -56,6 +68,8 @@ class Turn:
     """One observation, the policy's response to it, and what came of it.
 
     ``action`` is None when the response could not be parsed (the environment then answered an empty action).
+    ``action_valid`` is False for it, for a response that is not ``well_formed`` in the prompt format, and where the
+    environment refused the action. ``admissible_commands`` are those that the policy was shown, if it was.
     ``logprobs`` are those of the sampled tokens, at the sampling temperature (at 1 for greedy decoding), one per token
     of ``span``; ``ref_logprobs`` those of the frozen reference; ``confidence`` is exp of their mean (tlm-DRE Eq. 9).
     ``trainable`` is False for responses no trainer may imitate or reinforce, such as injected mistakes.
@@ -74,6 +88,8 @@ class Turn:
     confidence: float | None = None
     policy_version: str = ""
     trainable: bool = True
+    well_formed: bool = True
+    admissible_commands: list[str] | None = None
 
 
 @dataclass(slots=True)
@@ -128,8 +144,13 @@ class Trajectory:
         return self.sequences[turn.sequence][start:end]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON-ready dictionary, ``schema_version`` included."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        """Plain JSON-ready dictionary, ``schema_version`` included; what few turns have is left out of the others."""
+        record = {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        for turn in record["turns"]:
+            for name, usual in _RARE.items():
+                if turn[name] == usual:
+                    del turn[name]
+        return record
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Trajectory:
@@ -154,11 +175,15 @@ class Trajectory:
             raise SchemaError(f"trajectory record is malformed: {error}") from error
 
 
+_RARE: Mapping[str, Any] = {"well_formed": True, "admissible_commands": None}
+"""Fields of a turn that are not written where they have this value."""
+
+
 def _list_of(*types: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, (list, tuple)) and all(type(item) in types for item in value)
 
 
-_IS_LIST_OF_INTS, _IS_LIST_OF_NUMBERS = _list_of(int), _list_of(int, float)
+_IS_LIST_OF_INTS, _IS_LIST_OF_NUMBERS, _IS_LIST_OF_TEXTS = _list_of(int), _list_of(int, float), _list_of(str)
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
     "str | None": lambda value: value is None or isinstance(value, str),
@@ -166,6 +191,7 @@ _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "int": lambda value: type(value) is int,
     "float": lambda value: type(value) in (int, float),
     "float | None": lambda value: value is None or type(value) in (int, float),
+    "list[str] | None": lambda value: value is None or _IS_LIST_OF_TEXTS(value),
     "list[float] | None": lambda value: value is None or _IS_LIST_OF_NUMBERS(value),
     "tuple[int, int] | None": lambda value: value is None or (_IS_LIST_OF_INTS(value) and len(value) == 2),
     "list[list[int]]": lambda value: isinstance(value, list) and all(map(_IS_LIST_OF_INTS, value)),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
 from agentgym_tlm.commands.rollout import PlayOptions, new_folder, play
+from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.evaluate import EvalResult, results_table, task_type_table, write_results
+from agentgym_tlm.protocols import ENV_ID, PROTOCOLS, ProtocolName
 from agentgym_tlm.ranges import check_splits
 
 
@@ -15,20 +17,28 @@ from agentgym_tlm.ranges import check_splits
 class Evaluate(PlayOptions):
     """Success of a policy on held-out tasks, each played once. Give the same --output-dir again after a stop."""
 
-    splits: tuple[str, ...] = ("valid_seen", "valid_unseen")
-    """Splits of the environment."""
+    protocol: ProtocolName | None = None
+    """Of ALFWorld, as published. eto: 40 steps, greedy, both splits, react; gigpo: 50 steps, temperature 0.4,
+    valid_seen, tags with the last 2 turns; gigpo-128: the same on 128 draws. It sets these options, and checks the
+    prompt format of a policy that has one of its own."""
+    splits: tuple[str, ...] | None = None
+    """Splits of the environment; None: valid_seen and valid_unseen, or the protocol's."""
     by_task_type: bool = False
     """Show success for every task type, too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_splits(self.splits)
+        if self.splits is not None:
+            check_splits(self.splits)
 
     def run(self) -> int:
         """Play every split, write ``results.json``, print the table."""
+        options = self.resolved()
+        assert options.splits is not None
         folder = self.output_dir or new_folder("eval", self.policy)
-        played = play(self, folder, "eval", self.splits)
-        results = [EvalResult.of(trajectories) for trajectories in played]
+        protocol = None if self.protocol is None else PROTOCOLS[self.protocol]
+        played = play(options, folder, "eval", options.splits, protocol=protocol)
+        results = [EvalResult.of(trajectories, protocol=self.protocol or "") for trajectories in played]
         write_results(folder / "results.json", results)
         console = Console(highlight=False)
         console.print(results_table(results))
@@ -36,3 +46,35 @@ class Evaluate(PlayOptions):
             console.print(task_type_table(results))
         print(f"Turn logs and results.json: {folder}")
         return 0
+
+    def resolved(self) -> Evaluate:
+        """With what the protocol, or its absence, means for options that are None.
+
+        Raises ConfigError for options that the protocol does not allow.
+        """
+        if self.protocol is None:
+            splits = self.splits or ("valid_seen", "valid_unseen")
+            return replace(self, splits=splits, temperature=self.temperature or 0.0)
+        protocol = PROTOCOLS[self.protocol]
+        if self.envs.env != ENV_ID:
+            raise ConfigError(f"the protocol {self.protocol} is one of {ENV_ID}: leave it out for {self.envs.env}")
+        if protocol.num_draws is not None and self.limit is not None:
+            raise ConfigError(f"the protocol {self.protocol} has {protocol.num_draws} episodes: leave --limit out")
+        fixed = {
+            "splits": (self.splits, protocol.splits),
+            "temperature": (self.temperature, protocol.temperature),
+            "max_episode_steps": (self.envs.max_episode_steps, protocol.max_episode_steps),
+            "prompt_format": (self.prompt_format, protocol.format.name),
+        }
+        for name, (given, wanted) in fixed.items():
+            if given is not None and given != wanted:
+                raise ConfigError(
+                    f"the protocol {self.protocol} has {name} {_words(wanted)}, not {_words(given)}: leave out one of "
+                    "the two"
+                )
+        envs = replace(self.envs, max_episode_steps=protocol.max_episode_steps)
+        return replace(self, envs=envs, splits=protocol.splits, temperature=protocol.temperature)
+
+
+def _words(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,8 @@ from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.evaluate import EvalResult, results_table
 from agentgym_tlm.files import write_text
 from agentgym_tlm.progress import plain_warnings, rollout_progress
+from agentgym_tlm.prompt import FormatName, PromptFormat, TagsArguments, make_format
+from agentgym_tlm.protocols import Protocol
 from agentgym_tlm.ranges import COUNT, SEED, check_ranges
 from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from agentgym_tlm.policies.base import Policy
 
 _SCRIPTED = ("expert", "random")
-_DECISIVE = ("policy", "few_shot", "policy_kwargs", "envs", "temperature", "seed")
+_DECISIVE = ("policy", "few_shot", "policy_kwargs", "envs", "prompt_format", "tags", "temperature", "seed")
 """Options on which what happens in an episode depends."""
 _ON_THE_WAY = frozenset({"base_url", "concurrency", "timeout", "max_retries", "backoff", "max_failures"})
 """Options of a policy behind a server on which nothing depends but whether and when it answers."""
@@ -49,8 +52,12 @@ class PlayOptions:
     envs: tyro.conf.OmitArgPrefixes[EnvArgs] = field(default_factory=EnvArgs)
     limit: int | None = None
     """Tasks of each split, evenly spaced over its manifest; None: all."""
-    temperature: float = 0.0
-    """Of a language model's sampling; 0 decodes greedily."""
+    prompt_format: FormatName | None = None
+    """react: thought and action, full history; tags: the last turns and the admissible commands, as GiGPO has it.
+    None: the one that the policy was trained with, which is react where there is none."""
+    tags: TagsArguments = field(default_factory=TagsArguments)
+    temperature: float | None = None
+    """Of a language model's sampling; 0 decodes greedily. None: 0, or the protocol's."""
     n_slots: int = 32
     """Episodes side by side."""
     num_threads: int = 1
@@ -62,6 +69,7 @@ class PlayOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, limit=COUNT, temperature="[0, inf)", n_slots=COUNT, num_threads=COUNT, seed=SEED)
+        make_format(self.prompt_format, self.tags)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,47 +102,66 @@ def new_folder(command: str, policy: str) -> Path:
 
 
 def play(
-    options: PlayOptions, folder: Path, command: str, splits: Sequence[str], samples_per_task: int = 1
+    options: PlayOptions,
+    folder: Path,
+    command: str,
+    splits: Sequence[str],
+    samples_per_task: int = 1,
+    protocol: Protocol | None = None,
 ) -> Iterator[list[Trajectory]]:
     """The trajectories of each split, read from ``folder`` as far as it holds them.
 
-    Raises ConfigError when the folder holds play with other options. KeyboardInterrupt tells how to go on.
+    A ``protocol`` says which episodes to play, and how a policy without a prompt format of its own is prompted. Raises
+    ConfigError when the folder holds play with other options, or the policy is prompted in another way.
+    KeyboardInterrupt tells how to go on.
     """
     import torch
 
     from agentgym_tlm.policies import remote_model
+    from agentgym_tlm.policies.loading import read_settings
     from agentgym_tlm.rollout import rollout
 
     if "split" in options.envs.env_kwargs:
         raise ConfigError("env_kwargs must not name the split: it is an option of its own (--split, --splits)")
     torch.set_num_threads(options.num_threads)
-    policy = load(options)
-    options = replace(options, envs=options.envs.as_remembered(Path(remote_model(options.policy)[1])))
+    served = Path(remote_model(options.policy)[1])
+    own = read_settings(served).get("format")
+    format = make_format(options.prompt_format, options.tags, own=own)
+    if protocol is not None and format is None and own is None:
+        format = protocol.format
+    policy = load(options, format)
+    if protocol is not None:
+        protocol.check_format(policy.format)
+    options = replace(options, envs=options.envs.as_remembered(served))
     _open(folder, replace(options, output_dir=folder))
     envs = with_admissible_commands(options.envs) if options.policy == "random" else options.envs
     try:
         for split in splits:
             tasks = options.envs.manifest(split).take(options.limit)
+            groups = [(tasks, samples_per_task)] if protocol is None else protocol.draws(tasks)
             log = folder / f"{split}.jsonl"
             with plain_warnings():
                 writer = TrajectoryWriter(log)
             with writer, rollout_progress(f"{policy.name} on {split}") as progress:
                 earlier = list(read_trajectories(log))
                 _check_weights(log, earlier, policy)
-                trajectories = rollout(
-                    policy,
-                    envs.env,
-                    tasks,
-                    split=split,
-                    n_slots=options.n_slots,
-                    env_kwargs=envs.options,
-                    samples_per_task=samples_per_task,
-                    seed=options.seed,
-                    writer=writer,
-                    resume=earlier,
-                    progress=progress,
-                )
-            yield trajectories
+                trajectories = [
+                    rollout(
+                        policy,
+                        envs.env,
+                        group,
+                        split=split,
+                        n_slots=options.n_slots,
+                        env_kwargs=envs.options,
+                        samples_per_task=times,
+                        seed=options.seed,
+                        writer=writer,
+                        resume=earlier,
+                        progress=progress,
+                    )
+                    for group, times in groups
+                ]
+            yield list(chain.from_iterable(trajectories))
     except KeyboardInterrupt:
         again = shlex.join(["agentgym-tlm", command, "--config", str(folder / "config.yaml")])
         raise KeyboardInterrupt(f"Go on with: {again}") from None
@@ -145,8 +172,11 @@ def with_admissible_commands(envs: EnvArgs) -> EnvArgs:
     return replace(envs, env_kwargs={**envs.env_kwargs, "admissible_commands": True})
 
 
-def load(options: PlayOptions) -> Policy:
-    """The policy that is to play. Raises what :func:`load_policy` does."""
+def load(options: PlayOptions, format: PromptFormat | None = None) -> Policy:
+    """The policy that is to play, with ``format`` instead of its own prompt format.
+
+    Raises what :func:`load_policy` does, and ConfigError for options that contradict each other.
+    """
     from agentgym_tlm.few_shot import few_shot_format
     from agentgym_tlm.policies import load_policy
 
@@ -155,15 +185,18 @@ def load(options: PlayOptions) -> Policy:
         raise ConfigError("a person plays with `agentgym-tlm play`")
     if "api_key" in further:
         raise ConfigError("api_key would be written to config.yaml: set OPENAI_API_KEY instead")
-    if name in _SCRIPTED:
-        if options.few_shot:
-            raise ConfigError(f"policy {name!r} reads no prompt: leave out --few-shot")
-        return load_policy(name, **further)
+    if options.few_shot and (name in _SCRIPTED or (format is not None and format.name != "react")):
+        reader = f"policy {name!r} reads no prompt" if format is None else f"{format.name} has no place for an example"
+        raise ConfigError(f"{reader}: leave out --few-shot")
     if "temperature" in further or "format" in further:
-        raise ConfigError("temperature and format are no policy_kwargs: there are --temperature and --few-shot")
+        raise ConfigError("temperature and format are no policy_kwargs: there are --temperature and --prompt-format")
     if options.few_shot:
-        further["format"] = few_shot_format(options.envs)
-    return load_policy(name, temperature=options.temperature, **further)
+        format = few_shot_format(options.envs)
+    if format is not None:
+        further["format"] = format
+    if name not in _SCRIPTED:
+        further["temperature"] = options.temperature or 0.0
+    return load_policy(name, **further)
 
 
 def _open(folder: Path, options: PlayOptions) -> None:

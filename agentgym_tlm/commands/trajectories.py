@@ -14,7 +14,7 @@ import tyro
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError, DataError
 from agentgym_tlm.files import to_json
-from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.prompt import PromptFormat, ReactFormat
 from agentgym_tlm.ranges import check_ranges
 from agentgym_tlm.trajectory import Trajectory, read_trajectories, write_trajectories
 
@@ -93,7 +93,7 @@ class Export:
 
         _check_new(self.output)
         policy = _language_model(self.policy)
-        format = policy.format if policy else ReactFormat(instructions="")
+        format: PromptFormat = policy.format if policy else ReactFormat(instructions="")
         dropped: Counter[str] = Counter()
         rows: Iterator[dict[str, Any]]
         if self.to == "trl-dpo":

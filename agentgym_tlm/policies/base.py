@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from agentgym_tlm.envs.base import Expert
-from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.prompt import PromptFormat
 from agentgym_tlm.trajectory import FinishReason
 
 
@@ -40,8 +40,9 @@ class Conversation:
 
     ``observations`` holds all environment texts so far and ``responses`` the policy's own, so that it is the policy's
     turn when there is one observation more. ``info`` is the newest info of the environment, ``expert`` makes the
-    environment's scripted expert for this episode. ``sequences`` and ``spans``
-    are the token ids so far, appended by the language model itself. ``rng`` is this episode's own random stream:
+    environment's scripted expert for this episode. ``commands`` are the admissible ones of every observation, where the
+    policy's format lists them, else None. ``sequences`` and ``spans`` are the token ids so far, appended by the
+    language model itself. ``rng`` is this episode's own random stream:
     nothing that happens in another episode changes its draws. ``memory`` is the policy's to use (expert state, cache
     slot), and ``metadata`` what it wants recorded with the trajectory (what a server says that the episode cost).
     """
@@ -52,6 +53,7 @@ class Conversation:
     rng: np.random.Generator
     observations: list[str] = field(default_factory=list)
     responses: list[str] = field(default_factory=list)
+    commands: list[list[str] | None] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
     sequences: list[list[int]] = field(default_factory=list)
     spans: list[tuple[int, int, int]] = field(default_factory=list)  # (sequence, start, end) of each response
@@ -62,14 +64,15 @@ class Conversation:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Anything that can play: a language model, a script, a person, a remote API.
-
-    ``format`` is the prompt format that its responses are written in and parsed with.
-    """
+    """Anything that can play: a language model, a script, a person, a remote API."""
 
     name: str
     version: str  # changes whenever the weights do
-    format: ReactFormat
+
+    @property
+    def format(self) -> PromptFormat:
+        """The prompt format that its responses are written in and parsed with."""
+        ...
 
     @property
     def fingerprint(self) -> str:

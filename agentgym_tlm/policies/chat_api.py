@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.base import Conversation, Generation
 from agentgym_tlm.policies.http import JsonServer, Request, RequestError
-from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.prompt import PromptFormat, ReactFormat, Situation
 from agentgym_tlm.ranges import SEED, check_count, check_range
 from agentgym_tlm.trajectory import FinishReason
 
@@ -45,7 +45,7 @@ class ChatApiPolicy:
         model: str,
         *,
         base_url: str | None = None,
-        format: ReactFormat | None = None,
+        format: PromptFormat | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         max_new_tokens: int = 512,
@@ -62,7 +62,7 @@ class ChatApiPolicy:
         check_count("max_new_tokens", max_new_tokens)
         self.model = model
         self.name = f"openai:{model}"
-        self.format = format or ReactFormat()
+        self.format: PromptFormat = format or ReactFormat()
         self.temperature = temperature
         self.top_p = top_p
         self.max_new_tokens = max_new_tokens
@@ -109,12 +109,20 @@ class ChatApiPolicy:
         return Request({name: value for name, value in body.items() if value is not None}, seed)
 
     def _messages(self, conversation: Conversation) -> list[dict[str, str]]:
-        first, *later = conversation.observations
-        messages = [{"role": "user", "content": self.format.first_message(conversation.instruction, first)}]
-        for response, observation in zip(conversation.responses, later, strict=True):
-            messages.append({"role": "assistant", "content": response})
-            messages.append({"role": "user", "content": self.format.observation_message(observation)})
+        last = len(conversation.responses)
+        messages: list[dict[str, str]] = []
+        for turn in range(last if self.format.windowed else 0, last + 1):
+            if messages:
+                messages.append({"role": "assistant", "content": conversation.responses[turn - 1]})
+            messages.append({"role": "user", "content": self._message(conversation, turn)})
         return messages
+
+    def _message(self, conversation: Conversation, turn: int) -> str:
+        responses = conversation.responses[:turn] if self.format.windowed else []
+        actions = [self.format.parse(response).action for response in responses]
+        commands = conversation.commands[turn] if turn < len(conversation.commands) else None
+        observations = conversation.observations[: turn + 1]
+        return self.format.message(Situation(conversation.instruction, observations, actions, commands))
 
 
 class _Answer(NamedTuple):

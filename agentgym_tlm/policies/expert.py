@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from agentgym_tlm.envs.base import Expert
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.base import Conversation, Generation
-from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.prompt import PromptFormat, ReactFormat
 
 
 class ExpertPolicy:
@@ -20,11 +20,11 @@ class ExpertPolicy:
     version = "0"
     fingerprint = ""
 
-    def __init__(self, *, noise: float = 0.0, format: ReactFormat | None = None) -> None:
+    def __init__(self, *, noise: float = 0.0, format: PromptFormat | None = None) -> None:
         if not 0 <= noise < 1:
             raise ConfigError(f"noise={noise} is a probability below 1")
         self.noise = noise
-        self.format = format or ReactFormat(instructions="")
+        self.format: PromptFormat = format or ReactFormat(instructions="")
         self.name = f"expert-noise{noise:g}" if noise else "expert"
 
     def act(self, conversations: Sequence[Conversation]) -> list[Generation]:

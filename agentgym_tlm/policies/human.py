@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from agentgym_tlm.policies.base import Conversation, Generation
-from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.prompt import PromptFormat, ReactFormat
 
 HELP = "Type a command; ? lists the commands that are possible now, quit (or end of input) ends the episode."
 
@@ -25,11 +25,11 @@ class HumanPolicy:
         *,
         read: Callable[[str], str] = input,
         show: Callable[[str], None] = print,
-        format: ReactFormat | None = None,
+        format: PromptFormat | None = None,
     ) -> None:
         self._read = read
         self._show = show
-        self.format = format or ReactFormat(instructions="")
+        self.format: PromptFormat = format or ReactFormat(instructions="")
 
     def act(self, conversations: Sequence[Conversation]) -> list[Generation]:
         """Ask for a command for each conversation, one after the other."""

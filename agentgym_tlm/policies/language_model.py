@@ -1,8 +1,10 @@
 """Language-model policy: token-in, token-out, with a key/value cache that survives from turn to turn.
 
 A conversation's ids are appended to and never changed: each turn adds the new observation and the generation prompt,
-then exactly the ids that were sampled. Randomness comes from the conversation's own stream, one uniform number per
-token position, so that a response does not depend on which other conversations happen to share the batch.
+then exactly the ids that were sampled. With a windowed prompt format a turn begins a sequence of its own instead, and
+keeps of the cache what the prompts of two turns begin with in common. Randomness comes from the conversation's own
+stream, one uniform number per token position, so that a response does not depend on which other conversations happen to
+share the batch.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from agentgym_tlm.policies.cache import Slot, SlotCache, cache_argument, check_c
 from agentgym_tlm.policies.decoding import CachedDecoder, PlainDecoder, Row
 from agentgym_tlm.policies.loading import SETTINGS_FILE, load_model, load_tokenizer, no_progress_bar, read_settings
 from agentgym_tlm.policies.sampling import sample_tokens
-from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.policies.tokens import open_sequence
+from agentgym_tlm.prompt import PromptFormat, ReactFormat, format_to_dict
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.trajectory import FinishReason
 
@@ -46,7 +48,7 @@ class LanguageModelPolicy:
         *,
         name: str = "",
         version: str = "0",
-        format: ReactFormat | None = None,
+        format: PromptFormat | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         max_new_tokens: int = 128,
@@ -70,7 +72,7 @@ class LanguageModelPolicy:
         self.tokenizer = tokenizer
         self.name = name or Path(model.config.name_or_path or model.config.model_type).name
         self.version = version
-        self.format = format or ReactFormat()
+        self.format: PromptFormat = format or ReactFormat()
         self.renderer = Renderer(tokenizer, self.format)
         self.temperature = temperature
         self.top_p = top_p
@@ -113,7 +115,7 @@ class LanguageModelPolicy:
         settings = {
             "name": self.name,
             "version": self.version,
-            "format": asdict(self.format),
+            "format": format_to_dict(self.format),
             "temperature": self.temperature,
             "top_p": self.top_p,
             "max_new_tokens": self.max_new_tokens,
@@ -185,26 +187,16 @@ class LanguageModelPolicy:
         return [done.get(i) or Generation("", overflow=True) for i in range(len(conversations))]
 
     def _open_row(self, conversation: Conversation) -> Row | None:
-        """Append the newest observation and the generation prompt; None if the response would not fit."""
-        ids = conversation.sequences[0] if conversation.sequences else []
-        new: list[int] = []
-        spans = []
-        if ids and ids[-1] != self.renderer.end_of_turn_id:  # a given turn whose end was not sampled
-            new.append(self.renderer.end_of_turn_id)
-        for turn in range(len(conversation.spans), len(conversation.responses)):  # turns that somebody else played
-            new += self.renderer.prompt(conversation.instruction, conversation.observations, turn)
-            response = self.renderer.response(conversation.responses[turn])
-            spans.append((0, len(ids) + len(new), len(ids) + len(new) + len(response)))
-            new += response
-        new += self.renderer.prompt(conversation.instruction, conversation.observations, len(conversation.responses))
-        if len(ids) + len(new) + self.max_new_tokens > self.max_context:
+        """Open the sequence that the response is to be appended to; None if it would not fit."""
+        cached = conversation.sequences[-1] if conversation.sequences else []
+        ids = open_sequence(conversation, self.renderer, self.max_context - self.max_new_tokens)
+        if ids is None:
             return None
-        if not conversation.sequences:
-            conversation.sequences.append(ids)
-        ids += new
-        conversation.spans += spans
+        slot = self._slot(conversation) if self.kv_cache else None
+        if slot is not None and ids is not cached:
+            slot.length = _common_length(cached[: slot.length], ids[:-1])
         uniforms = conversation.rng.random(self.max_new_tokens) if self.temperature else np.zeros(self.max_new_tokens)
-        return Row(conversation, ids, uniforms, self._slot(conversation) if self.kv_cache else None)
+        return Row(conversation, ids, uniforms, slot)
 
     def _slot(self, conversation: Conversation) -> Slot:
         """The conversation's slot in the current cache."""
@@ -264,7 +256,7 @@ class LanguageModelPolicy:
         row.ids += ids
         if row.slot is not None:
             row.slot.length = len(row.ids) - 1  # the last token has not been through the model yet
-        row.conversation.spans.append((0, start, len(row.ids)))
+        row.conversation.spans.append((len(row.conversation.sequences) - 1, start, len(row.ids)))
         stopped = ids[-1] in self.stop_ids
         if ids[-1] != self.renderer.end_of_turn_id:
             row.ids.append(self.renderer.end_of_turn_id)
@@ -289,6 +281,11 @@ def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, render
     for ids in (tokenizer.eos_token_id, getattr(generation_config, "eos_token_id", None)):
         stop.update([ids] if isinstance(ids, int) else ids or ())
     return frozenset(stop)
+
+
+def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids two sequences begin with in common."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _next_version(version: str) -> str:

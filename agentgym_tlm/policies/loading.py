@@ -22,7 +22,7 @@ from transformers import (
 from transformers.utils import logging
 
 from agentgym_tlm.errors import DataError
-from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.prompt import format_from_dict
 
 SETTINGS_FILE = "agentgym_policy.json"
 
@@ -104,7 +104,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
             if name not in _SETTINGS or not isinstance(value, _SETTINGS[name]):
                 raise TypeError(f"{name}={value!r} is no setting of a policy")
         if "format" in settings:
-            settings["format"] = ReactFormat(**settings["format"])
+            settings["format"] = format_from_dict(settings["format"])
     except (OSError, ValueError, TypeError) as error:
         raise DataError(
             f"{path} cannot be read ({error}): save the policy again, or delete the file to load a plain model"

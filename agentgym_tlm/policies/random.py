@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.base import Conversation, Generation
-from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.prompt import PromptFormat, ReactFormat
 
 
 class RandomPolicy:
@@ -16,8 +16,8 @@ class RandomPolicy:
     version = "0"
     fingerprint = ""
 
-    def __init__(self, *, format: ReactFormat | None = None) -> None:
-        self.format = format or ReactFormat(instructions="")
+    def __init__(self, *, format: PromptFormat | None = None) -> None:
+        self.format: PromptFormat = format or ReactFormat(instructions="")
 
     def act(self, conversations: Sequence[Conversation]) -> list[Generation]:
         """A command without a thought for each conversation, drawn from its own random stream."""

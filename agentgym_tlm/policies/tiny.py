@@ -18,12 +18,12 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
-from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.prompt import PromptFormat, ReactFormat, Situation
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.trajectory import Trajectory
 
 TINY_FORMAT = ReactFormat(instructions="")
-"""The prompt format of ``tiny``: it cannot read instructions, it learns the environment's own texts."""
+"""The usual prompt format of ``tiny``: it cannot read instructions, it learns the environment's own texts."""
 
 _SPECIAL_TOKENS = ("<pad>", "<unk>", "<|user|>", "<|assistant|>", "<|end|>")
 _CHAT_TEMPLATE = (
@@ -36,13 +36,19 @@ _BRACKET = "\ue000"
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s"
 
 
-def tokenizer_texts(trajectories: Iterable[Trajectory]) -> Iterator[str]:
-    """Everything a policy would read or write in the given episodes."""
+def tokenizer_texts(trajectories: Iterable[Trajectory], format: PromptFormat = TINY_FORMAT) -> Iterator[str]:
+    """Everything a policy would read or write in the given episodes, which were played in ``format``."""
     for trajectory in trajectories:
         observations = [*(turn.observation for turn in trajectory.turns), trajectory.final_observation]
-        yield TINY_FORMAT.first_message(trajectory.instruction, observations[0])
+        first = trajectory.turns[0].admissible_commands
+        yield format.message(Situation(trajectory.instruction, observations[:1], (), first))
         yield from observations[1:]
         yield from (turn.response for turn in trajectory.turns)
+        if format.windowed:  # what is said again and again
+            actions = [None, *(turn.action for turn in trajectory.turns)]
+            commands = {command for turn in trajectory.turns for command in turn.admissible_commands or ()}
+            last = Situation(trajectory.instruction, observations, actions, sorted(commands))
+            yield format.message(last)
 
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
@@ -118,6 +124,7 @@ def build_tiny(
     seed: int = 0,
     temperature: float = 1.0,
     max_new_tokens: int = 64,
+    format: PromptFormat = TINY_FORMAT,
 ) -> LanguageModelPolicy:
     """Untrained ``tiny`` policy: float32 weights drawn from ``seed``, vocabulary from ``texts``.
 
@@ -143,5 +150,5 @@ def build_tiny(
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
     return LanguageModelPolicy(
-        model, tokenizer, name="tiny", format=TINY_FORMAT, temperature=temperature, max_new_tokens=max_new_tokens
+        model, tokenizer, name="tiny", format=format, temperature=temperature, max_new_tokens=max_new_tokens
     )

@@ -27,6 +27,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -37,7 +38,8 @@ from agentgym_tlm.policies.base import Conversation, Generation
 from agentgym_tlm.policies.chat_api import add_usage, first_choice, usage_of
 from agentgym_tlm.policies.http import JsonServer, Request, RequestError
 from agentgym_tlm.policies.loading import load_tokenizer, read_settings
-from agentgym_tlm.prompt import ReactFormat
+from agentgym_tlm.policies.tokens import open_sequence
+from agentgym_tlm.prompt import PromptFormat, ReactFormat
 from agentgym_tlm.ranges import SEED, check_count, check_range
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.trajectory import FinishReason
@@ -75,7 +77,7 @@ class VllmPolicy:
         base_url: str | None = None,
         name: str = "",
         version: str = "0",
-        format: ReactFormat | None = None,
+        format: PromptFormat | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         max_new_tokens: int = 128,
@@ -96,7 +98,7 @@ class VllmPolicy:
         self.tokenizer = tokenizer
         self.name = name or Path(model).name
         self.version = version
-        self.format = format or ReactFormat()
+        self.format: PromptFormat = format or ReactFormat()
         self.renderer = Renderer(tokenizer, self.format)
         self.temperature = temperature
         self.top_p = top_p if temperature else 1.0
@@ -148,37 +150,25 @@ class VllmPolicy:
         A conversation without room for another ``max_new_tokens`` is answered with ``overflow``. Raises
         PolicyFailureError when the server is of no use, or does not report what a turn records.
         """
-        opened = [self._open(conversation) for conversation in conversations]
-        fitting = [turn for turn in opened if len(turn.ids) + self.max_new_tokens <= self.max_context]
-        if fitting and self._mode is not None:
-            self._check_mode(fitting[0].ids, self._mode)
+        turns = {i: turn for i, c in enumerate(conversations) if (turn := self._open(c)) is not None}
+        if turns and self._mode is not None:
+            self._check_mode(next(iter(turns.values())).ids, self._mode)
             self._mode = None
-        requests = [self._request(turn) for turn in fitting]
-        answers = iter(self.server.post_all("/completions", requests, self._read))
-        generations = []
-        for turn in opened:
-            if len(turn.ids) + self.max_new_tokens > self.max_context:
-                generations.append(Generation("", overflow=True))
-            else:
-                generations.append(self._close(turn, next(answers)))
-        return generations
+        requests = [self._request(turn) for turn in turns.values()]
+        answers = self.server.post_all("/completions", requests, self._read)
+        done = {i: self._close(turns[i], answer) for i, answer in zip(turns, answers, strict=True)}
+        return [done.get(i) or Generation("", overflow=True) for i in range(len(conversations))]
 
     def end(self, conversation: Conversation) -> None:
         """Nothing is held for an episode."""
 
-    def _open(self, conversation: Conversation) -> _Turn:
-        """The ids so far with the newest observation and the generation prompt; the conversation is left as it is."""
-        renderer, spans = self.renderer, list(conversation.spans)
-        ids = list(conversation.sequences[0]) if conversation.sequences else []
-        if ids and ids[-1] != renderer.end_of_turn_id:  # a given turn whose end was not sampled
-            ids.append(renderer.end_of_turn_id)
-        for turn in range(len(spans), len(conversation.responses)):  # turns that somebody else played
-            ids += renderer.prompt(conversation.instruction, conversation.observations, turn)
-            start = len(ids)
-            ids += renderer.response(conversation.responses[turn])
-            spans.append((0, start, len(ids)))
-        ids += renderer.prompt(conversation.instruction, conversation.observations, len(conversation.responses))
-        return _Turn(conversation, ids, spans)
+    def _open(self, conversation: Conversation) -> _Turn | None:
+        """The turn that is due, None if its response would not fit; the conversation is left as it is."""
+        copied = replace(
+            conversation, sequences=[list(ids) for ids in conversation.sequences], spans=list(conversation.spans)
+        )
+        ids = open_sequence(copied, self.renderer, self.max_context - self.max_new_tokens)
+        return None if ids is None else _Turn(conversation, ids, copied.sequences, copied.spans)
 
     def _request(self, turn: _Turn) -> Request:
         seed = int(turn.conversation.rng.integers(_MAX_SEED))
@@ -226,11 +216,12 @@ class VllmPolicy:
                 f"{self.server.base_url} saw other tokens than it was sent ({len(answer.prompt)} instead of "
                 f"{len(turn.ids)}): it must not cut or extend prompts"
             )
-        conversation, ids = turn.conversation, [*turn.ids, *answer.ids]
-        conversation.spans = [*turn.spans, (0, len(turn.ids), len(ids))]
-        if ids[-1] != self.renderer.end_of_turn_id:
-            ids.append(self.renderer.end_of_turn_id)
-        conversation.sequences[:] = [ids]
+        conversation, start = turn.conversation, len(turn.ids)
+        turn.ids.extend(answer.ids)
+        turn.spans.append((len(turn.sequences) - 1, start, len(turn.ids)))
+        if turn.ids[-1] != self.renderer.end_of_turn_id:
+            turn.ids.append(self.renderer.end_of_turn_id)
+        conversation.sequences[:], conversation.spans[:] = turn.sequences, turn.spans
         add_usage(conversation, answer.usage)
         text = self.tokenizer.decode(
             answer.ids[:-1] if answer.stopped else answer.ids, clean_up_tokenization_spaces=False
@@ -257,10 +248,11 @@ class VllmPolicy:
 
 
 class _Turn(NamedTuple):
-    """A turn that is due: the prompt's ids, history included, and the spans of earlier responses."""
+    """A turn that is due: ``ids`` end with its prompt, and are the last of the ``sequences`` of a conversation."""
 
     conversation: Conversation
     ids: list[int]
+    sequences: list[list[int]]
     spans: list[tuple[int, int, int]]
 
 

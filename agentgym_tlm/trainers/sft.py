@@ -14,6 +14,8 @@ update. Deviations:
 1. Turns marked ``trainable=False`` (injected mistakes) are context, never targets.
 2. N counts the tokens of the whole update, over micro-batches and processes, so that long trajectories weigh more than
    short ones in the same way whatever the batch is split into.
+3. With a windowed prompt format, which has one sequence per turn, an example of the batch is a turn; a trajectory with
+   ``normalization="trajectories"``, which needs all of its turns at once.
 """
 
 from __future__ import annotations
@@ -82,8 +84,10 @@ class SFTTrainer(Trainer[SFTArguments]):
         Raises TrajectoryError if one of them cannot be trained on, ConfigError if none fits.
         """
         self.begin(trajectories)
-        fitting = within_context(trajectories, self.policy.max_context)
-        self.fit([(Example.from_trajectory(trajectory),) for trajectory in fitting])
+        examples = [Example.from_trajectory(t) for t in within_context(trajectories, self.policy.max_context)]
+        if self.args.normalization == "tokens":
+            examples = [part for example in examples for part in example.rows_apart()]
+        self.fit([(example,) for example in examples])
 
     def loss(self, logprobs: Tensor, batch: TurnBatch) -> tuple[Tensor, Metrics]:
         return sft_loss(logprobs, batch, self.args.loss_type, self.args.normalization), {}

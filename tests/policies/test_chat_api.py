@@ -18,7 +18,7 @@ from agentgym_tlm.policies import load_language_model, load_policy
 from agentgym_tlm.policies.base import Conversation, Policy
 from agentgym_tlm.policies.chat_api import ChatApiPolicy
 from agentgym_tlm.policies.expert import ExpertPolicy
-from agentgym_tlm.prompt import DEFAULT_INSTRUCTIONS
+from agentgym_tlm.prompt import DEFAULT_INSTRUCTIONS, TagsFormat
 from agentgym_tlm.rollout import logged_rollout, rollout
 from agentgym_tlm.trajectory import FinishReason, StopReason, TrajectoryWriter, read_trajectories
 from tests.policies.model_server import Asked, Reply, chat, chat_expert, in_turn, serving
@@ -71,6 +71,22 @@ def test_request_is_the_chat_so_far_with_the_options() -> None:
         **{"model": "toy", "temperature": 0.5, "top_p": 0.9, "max_tokens": 77},
         "stop": ["\nObservation:"],
     }
+
+
+def test_windowed_format_is_one_message_a_turn() -> None:
+    """The protocol of GiGPO has no chat: every prompt tells the last turns and what can be done now."""
+    format = TagsFormat(history_length=1)
+    with serving(in_turn(chat("<think>so</think><action>look</action>"))) as server:
+        [trajectory] = rollout(policy(server.url, format=format), "Toy-v0", TASKS[:1], max_turns=3)
+        asked = [request.body["messages"] for request in server.asked]
+    assert [turn.action for turn in trajectory.turns] == ["look"] * 3
+    assert all(turn.well_formed and turn.action_valid for turn in trajectory.turns)
+    assert [len(messages) for messages in asked] == [1, 1, 1]
+    last = asked[2][0]["content"]
+    assert "Step: 3" in last
+    assert "Action 2: look" in last
+    assert "Action 1" not in last
+    assert "go to study" in last
 
 
 def test_fields_can_be_renamed_left_out_and_added() -> None:

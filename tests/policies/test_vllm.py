@@ -16,6 +16,8 @@ from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.policies.vllm import VllmPolicy
 from agentgym_tlm.prefix import Prefix
+from agentgym_tlm.prompt import TagsFormat
+from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.rollout import rollout
 from agentgym_tlm.trajectory import StopReason, Trajectory
 from tests.policies.model_server import ModelServer, Reply, ServedModel, in_turn, serving
@@ -37,10 +39,8 @@ def server(local: LanguageModelPolicy) -> Iterator[ModelServer]:
 
 
 def policy(url: str, local: LanguageModelPolicy, **options: Any) -> VllmPolicy:
-    fast = {"max_new_tokens": 8, "backoff": 0.01, "max_retries": 1, "timeout": 10.0}
-    return VllmPolicy(
-        "toy/tiny", local.tokenizer, base_url=url, format=local.format, name="tiny", **{**fast, **options}
-    )
+    fast = {"max_new_tokens": 8, "backoff": 0.01, "max_retries": 1, "timeout": 10.0, "format": local.format}
+    return VllmPolicy("toy/tiny", local.tokenizer, base_url=url, name="tiny", **{**fast, **options})
 
 
 def assert_same(played: list[Trajectory], expected: list[Trajectory]) -> None:
@@ -65,6 +65,15 @@ def test_plays_token_for_token_as_the_model_itself(local: LanguageModelPolicy, s
     assert played[0].metadata["usage"]["completion_tokens"] == sum(
         len(played[0].response_ids(turn)) for turn in played[0].turns
     )
+
+
+def test_a_turn_of_a_windowed_format_is_a_sequence_of_its_own(local: LanguageModelPolicy, server: ModelServer) -> None:
+    greedy = tiny_policy(hidden_size=16, layers=1, max_new_tokens=8, temperature=0.0)
+    greedy.use_renderer(Renderer(greedy.tokenizer, TagsFormat()))
+    remote = policy(server.url, local, temperature=0.0, format=TagsFormat())
+    played = rollout(remote, "Toy-v0", TASKS[:2], max_turns=4)
+    assert_same(played, rollout(greedy, "Toy-v0", TASKS[:2], max_turns=4))
+    assert [turn.sequence for turn in played[0].turns] == [0, 1, 2, 3]
 
 
 def test_goes_on_behind_given_turns_as_the_model_itself(local: LanguageModelPolicy, server: ModelServer) -> None:

@@ -14,6 +14,7 @@ from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.pairs import Pair, read_pairs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.prompt import format_to_dict
 from agentgym_tlm.trainers.args import LoraArguments
 from agentgym_tlm.trainers.coh import CoHArguments, CoHTrainer, hindsight
 from agentgym_tlm.trajectory import Trajectory
@@ -121,7 +122,7 @@ def test_plays_with_the_positive_marker_afterwards(tmp_path: Path) -> None:
     """And samples without, as long as the policy has not learnt it; later rounds sample with it."""
     trainer = trainer_in(tmp_path, num_iterations=2)
     trainer.train()
-    assert LanguageModelPolicy.load(trainer.save(), device="cpu").format.suffix == GOOD
+    assert format_to_dict(LanguageModelPolicy.load(trainer.save(), device="cpu").format)["suffix"] == GOOD
     for iteration, expected in ((0, False), (1, True)):
         for pair in read_pairs(tmp_path / f"iteration-{iteration}" / "pairs"):
             for side, marked in ((pair.rejected, expected), (pair.chosen, expected)):
@@ -151,7 +152,7 @@ def test_resumed_run_ends_with_the_same_weights(tmp_path: Path, step: int) -> No
 def test_adapters(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, lora=LoraArguments(r=2), learning_rate=1e-2)
     trainer.train()
-    assert LanguageModelPolicy.load(trainer.save(), device="cpu").format.suffix == GOOD
+    assert format_to_dict(LanguageModelPolicy.load(trainer.save(), device="cpu").format)["suffix"] == GOOD
 
 
 @pytest.mark.parametrize(

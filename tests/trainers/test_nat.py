@@ -14,6 +14,7 @@ from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.policies.tiny import build_tokenizer
+from agentgym_tlm.prompt import format_to_dict
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.rollout import rollout
 from agentgym_tlm.trainers.args import LoraArguments
@@ -164,7 +165,7 @@ def test_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 def test_adapters(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, lora=LoraArguments(r=2), learning_rate=1e-2)
     trainer.train()
-    assert LanguageModelPolicy.load(trainer.save(), device="cpu").format.prefix == TWO_CLASSES[1]
+    assert format_to_dict(LanguageModelPolicy.load(trainer.save(), device="cpu").format)["prefix"] == TWO_CLASSES[1]
 
 
 def test_what_cannot_be_learnt_from_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""Prompt formats: how an episode becomes model input, and how a response becomes an action.
+"""The ``react`` format, that of ReAct (Yao et al., 2023) as agent papers use it in chat form.
 
-``react`` is the format of ReAct (Yao et al., 2023) as agent papers use it in chat form: the full history, append-only,
-one user message per observation and one assistant message ``Thought: ...\\nAction: ...`` per turn. A format knows no
-environment: the texts of ``reset`` and ``step`` are its only input.
+The full history, append-only: one user message per observation and one assistant message ``Thought: ...\\nAction: ...``
+per turn. A format knows no environment: the texts of ``reset`` and ``step`` are its only input.
 
 What :meth:`ReactFormat.parse` makes of what models really write:
 
@@ -28,10 +27,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar
 
-MAX_ACTION_CHARS = 1000
-"""An action longer than this is taken for a runaway response."""
+from agentgym_tlm.prompt.base import MAX_ACTION_CHARS, ParsedResponse, Situation
 
 DEFAULT_INSTRUCTIONS = (
     "You act in a world that answers in text. Each of my messages tells you what you observe. Reply with one short "
@@ -65,13 +63,6 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _WRAPPERS = (("**", "**"), ("`", "`"), ('"', '"'), ("'", "'"), ("“", "”"), ("*", "*"), ("_", "_"))
 
 
-class ParsedResponse(NamedTuple):
-    """A response taken apart; ``action`` is None when none could be read."""
-
-    thought: str
-    action: str | None
-
-
 @dataclass(frozen=True)
 class ReactFormat:
     """Thought and action, full history; see the module docstring for what it parses.
@@ -84,7 +75,19 @@ class ReactFormat:
     prefix: str = ""
     suffix: str = ""
 
-    name = "react"
+    name: ClassVar[str] = "react"
+    windowed: ClassVar[bool] = False
+
+    @property
+    def lists_commands(self) -> bool:
+        """Never: which actions there are is for an environment's first observation."""
+        return False
+
+    def message(self, situation: Situation) -> str:
+        """The user message for the newest observation."""
+        if len(situation.observations) == 1:
+            return self.first_message(situation.instruction, situation.observations[0])
+        return self.observation_message(situation.observations[-1])
 
     def first_message(self, instruction: str, observation: str) -> str:
         """User message that opens an episode; names the task unless the observation already does."""
@@ -118,7 +121,7 @@ class ReactFormat:
             return _parse_untagged(lines)
         thought_lines, action = found
         cleaned = _clean_action(action)
-        return ParsedResponse(_clean_thought(thought_lines), cleaned or None)
+        return _read(_clean_thought(thought_lines), cleaned)
 
 
 def _until_marker(text: str) -> str:
@@ -198,5 +201,9 @@ def _parse_untagged(lines: list[str]) -> ParsedResponse:
     """A bare action if the response is one short line without a tag; otherwise a thought without an action."""
     content = [line for line in lines if line.strip()]
     if len(content) == 1 and len(content[0]) <= _MAX_BARE_ACTION_CHARS and _line_tag(content[0]) is None:
-        return ParsedResponse("", _clean_action(content[0]) or None)
-    return ParsedResponse(_clean_thought(lines), None)
+        return _read("", _clean_action(content[0]))
+    return _read(_clean_thought(lines), "")
+
+
+def _read(thought: str, action: str) -> ParsedResponse:
+    return ParsedResponse(thought, action or None, bool(action))
