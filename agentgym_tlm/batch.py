@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from agentgym_tlm.errors import TrajectoryError
-from agentgym_tlm.trajectory import StopReason, Trajectory
+from agentgym_tlm.trajectory import Trajectory
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -59,8 +59,8 @@ class Example:
     def from_trajectory(cls, trajectory: Trajectory, turn_weights: Sequence[float] | None = None) -> Example:
         """Arrays of ``trajectory``; ``turn_weights`` has one entry per turn (default 1).
 
-        Raises TrajectoryError for an ``env_error`` episode, for turns without tokens, for spans that do not fit their
-        sequence, and when no token may be trained on.
+        Raises TrajectoryError for a breakdown, for turns without tokens, for spans that do not fit their sequence, and
+        when no token may be trained on.
         """
         _check_trainable(trajectory)
         weights = np.ones(len(trajectory.turns)) if turn_weights is None else np.asarray(turn_weights)
@@ -75,9 +75,9 @@ class Example:
 
 
 def untrainable_reason(trajectory: Trajectory) -> str | None:
-    """Why no trainer may use this trajectory (``env_error``, ``no_tokens``, ``nothing_trainable``), or None."""
-    if trajectory.stop_reason is StopReason.ENV_ERROR:
-        return "env_error"
+    """Why no trainer may use this trajectory (a breakdown, ``no_tokens``, ``nothing_trainable``), or None."""
+    if trajectory.stop_reason.is_breakdown:
+        return trajectory.stop_reason.value
     if not trajectory.has_tokens:
         return "no_tokens"
     if not any(turn.trainable and turn.span is not None and turn.span[1] > turn.span[0] for turn in trajectory.turns):
@@ -227,6 +227,7 @@ def _check_trainable(trajectory: Trajectory) -> None:
     if reason is not None:
         remedy = {
             "env_error": "the environment's machinery failed: leave the episode out (select_trainable)",
+            "policy_error": "the policy's machinery failed: leave the episode out (select_trainable)",
             "no_tokens": "encode the trajectory with a Renderer first",
             "nothing_trainable": "no turn of it may be trained on: leave it out (select_trainable)",
         }[reason]

@@ -48,5 +48,9 @@ class CheckpointError(AgentGymError):
     """A checkpoint is missing, incomplete, or belongs to a different run."""
 
 
+class PolicyFailureError(AgentGymError):
+    """A policy's machinery failed, such as its server: an episode ends as ``policy_error``, never as reward 0."""
+
+
 class EnvironmentFailureError(AgentGymError):
     """The environment's machinery failed, not the agent: the episode ends as ``env_error``, never as reward 0."""

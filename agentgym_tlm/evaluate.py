@@ -1,7 +1,7 @@
 """What a policy achieves on a split: success with its interval, turns, invalid actions, per task type.
 
-Success is ``won``, the simulator's own word, and nothing else. Episodes that ended as ``env_error`` say nothing about
-the policy: they are counted apart and leave every rate.
+Success is ``won``, the simulator's own word, and nothing else. Episodes in which machinery failed, the environment's
+or the policy's, say nothing about the agent: they are counted apart and leave every rate.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class EvalResult:
     invalid_action_rate: float
     stop_reasons: dict[str, int]
     env_errors: int = 0
+    policy_errors: int = 0
     label: str = ""
     malformed_rate: float = math.nan
     protocol: str = ""
@@ -89,7 +90,7 @@ class EvalResult:
         if len(kinds) != 1:
             raise ValueError(f"expected episodes of one environment, split and policy, got {sorted(kinds) or 'none'}")
         ((env_id, split, policy),) = kinds
-        played = [t for t in trajectories if t.stop_reason is not StopReason.ENV_ERROR]
+        played = [t for t in trajectories if not t.stop_reason.is_breakdown]
         turns = sum(len(t.turns) for t in played)
         return cls(
             env_id=env_id,
@@ -104,7 +105,8 @@ class EvalResult:
             mean_turns=turns / len(played) if played else math.nan,
             invalid_action_rate=sum(t.invalid_actions for t in played) / turns if turns else math.nan,
             stop_reasons=dict(sorted(Counter(t.stop_reason.value for t in trajectories).items())),
-            env_errors=len(trajectories) - len(played),
+            env_errors=sum(t.stop_reason is StopReason.ENV_ERROR for t in trajectories),
+            policy_errors=sum(t.stop_reason is StopReason.POLICY_ERROR for t in trajectories),
             label=label,
             malformed_rate=sum(not turn.well_formed for t in played for turn in t.turns) / turns if turns else math.nan,
             protocol=protocol,
@@ -164,9 +166,9 @@ def results_table(results: Sequence[EvalResult]) -> FittingTable:
     table.add_column("success %\n[95% CI]", justify="right", no_wrap=True)
     for heading in ("mean\nscore", "n", "mean\nturns", "invalid\nturns %"):
         table.add_column(heading, justify="right")
-    errors = any(result.env_errors for result in results)
-    if errors:
-        table.add_column("env\nerrors", justify="right")
+    errors = [name for name in ("env_errors", "policy_errors") if any(getattr(result, name) for result in results)]
+    for name in errors:
+        table.add_column(name.replace("_", "\n"), justify="right")
     for result in results:
         row = [
             result.label or result.policy,
@@ -178,7 +180,7 @@ def results_table(results: Sequence[EvalResult]) -> FittingTable:
             f"{result.mean_turns:.1f}",
             f"{100 * result.invalid_action_rate:.1f}",
         ]
-        table.add_row(*row, *([str(result.env_errors)] if errors else []))
+        table.add_row(*row, *(str(getattr(result, name)) for name in errors))
     return table
 
 

@@ -41,10 +41,11 @@ def build_pairs(
 
     The higher score is preferred: mostly the expert's, the sampled one where it beats an imperfect expert. The counter
     says how many sampled trajectories were left out and why: ``won`` and ``tie`` (not worse than the expert),
-    ``env_error``, ``aborted``, ``empty_turn`` (no response text), ``no_tokens``, ``nothing_trainable``, ``no_expert``
-    (the expert has nothing usable there), ``repetitive`` (one action more than ``max_repeats`` times in a row),
-    ``overlong`` (a failure of more than ``max_rejected_tokens``) and ``over_task_limit``. ``max_extra_turns`` cuts
-    failures off so many turns after the expert's length. Source: ETO (arXiv 2403.02502), section 3.2 and its code.
+    ``env_error``, ``policy_error``, ``aborted``, ``empty_turn`` (no response text), ``no_tokens``,
+    ``nothing_trainable``, ``no_expert`` (the expert has nothing usable there), ``repetitive`` (one action more than
+    ``max_repeats`` times in a row), ``overlong`` (a failure of more than ``max_rejected_tokens``) and
+    ``over_task_limit``. ``max_extra_turns`` cuts failures off so many turns after the expert's length. Source: ETO
+    (arXiv 2403.02502), section 3.2 and its code.
     """
     best: dict[tuple[str, str], Trajectory] = {}
     for trajectory in expert:

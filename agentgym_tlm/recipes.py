@@ -121,7 +121,7 @@ class ExperimentConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, seed=SEED, num_threads=COUNT)
-        if self.policy in ("expert", "random", "human"):
+        if self.policy in ("expert", "random", "human") or self.policy.startswith(("openai:", "vllm:")):
             raise ConfigError(f"policy {self.policy!r} is not a language model: there is nothing to train")
         make_format(self.prompt_format, self.tags)
 

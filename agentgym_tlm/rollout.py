@@ -79,9 +79,11 @@ def rollout(
     every turn records those that it was shown. ``max_turns`` overrides the environment's step limit. ``writer`` gets
     each trajectory as its episode ends. ``progress`` is called with the counts so far after every round of turns.
     ``resume`` are trajectories of an earlier, interrupted call with the same arguments: they are returned in their
-    places and not played again, except those that ended as ``env_error`` or ``aborted``.
+    places and not played again, except those that ended as ``env_error``,
+    ``policy_error`` or ``aborted``.
 
-    An EnvironmentFailureError ends its episode as ``env_error`` and replaces the environment. On KeyboardInterrupt the
+    An EnvironmentFailureError ends its episode as ``env_error`` and replaces the environment; a generation with an
+    error ends its episode as ``policy_error``, and a policy that is of no use any more raises. On KeyboardInterrupt the
     running episodes are written as ``aborted`` before it propagates. Raises ConfigError when ``resume`` does not belong
     to this call: another environment, step limit, split, seed or policy, or the same policy with other weights.
     Raises TaskNotFoundError for an unknown task.
@@ -89,7 +91,7 @@ def rollout(
     kept = {
         EpisodeKey.of(trajectory): trajectory
         for trajectory in resume
-        if trajectory.stop_reason not in (StopReason.ENV_ERROR, StopReason.ABORTED)
+        if not (trajectory.stop_reason.is_breakdown or trajectory.stop_reason is StopReason.ABORTED)
     }
     run = _Rollout(
         policy, env_id, tasks, split, n_slots, env_kwargs, samples_per_task, seed, max_turns, writer, kept, progress
@@ -252,7 +254,7 @@ class _Rollout:
             ended = []
             for slot, generation in zip(running, generations, strict=True):
                 trajectory = slot.play(generation)
-                self._counts.turns += not (generation.overflow or generation.aborted)
+                self._counts.turns += not (generation.overflow or generation.aborted or generation.error)
                 self._counts.tokens += len(generation.token_ids or ())
                 if trajectory is not None:
                     ended.append(self._record(trajectory))
@@ -347,6 +349,9 @@ class _Slot:
         if generation.overflow:
             return self.end(StopReason.TOKEN_BUDGET)
         assert self.trajectory is not None
+        if generation.error is not None:
+            self.trajectory.error = generation.error
+            return self.end(StopReason.POLICY_ERROR)
         conversation, policy = self.conversation, self._run.policy
         conversation.responses.append(generation.text)
         parsed = policy.format.parse(generation.text)
@@ -387,6 +392,7 @@ class _Slot:
         trajectory, self.trajectory = self.trajectory, None
         trajectory.stop_reason = reason
         trajectory.sequences = self.conversation.sequences
+        trajectory.metadata.update(self.conversation.metadata)
         if len(self.conversation.observations) > len(trajectory.turns):
             trajectory.final_observation = self.conversation.observations[-1]
         self._run.policy.end(self.conversation)

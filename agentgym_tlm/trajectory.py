@@ -29,8 +29,8 @@ class StopReason(str, Enum):
     ``won``, ``lost``, ``max_steps`` and ``token_budget`` are outcomes of the policy's play: the episode counts with the
     rewards that it got, and its turns are in the loss. In ``token_budget`` the prompt of the next turn, with room for a
     response, would have been longer than the policy's context: nothing was sampled for it, so that no turn stands for
-    it. ``env_error`` is nobody's failure: it is no reward of 0, no member of a group, and never enters a loss.
-    ``aborted`` says nothing about how the episode would have ended, and is left out in the same way.
+    it. ``env_error`` and ``policy_error`` are nobody's failure: no reward of 0, no member of a group, and never in a
+    loss. ``aborted`` says nothing about how the episode would have ended, and is left out in the same way.
     """
 
     WON = "won"  # the simulator's own word
@@ -38,9 +38,15 @@ class StopReason(str, Enum):
     MAX_STEPS = "max_steps"  # the environment's step limit
     TOKEN_BUDGET = "token_budget"  # the context would have overflowed; checked before sampling
     ENV_ERROR = "env_error"  # the environment's machinery failed
+    POLICY_ERROR = "policy_error"  # the policy's machinery failed, such as a server that does not answer
     ABORTED = "aborted"  # a person or the caller ended the episode early
 
     __str__ = str.__str__
+
+    @property
+    def is_breakdown(self) -> bool:
+        """True when machinery failed: the episode says nothing about the agent, and is to be played again."""
+        return self in (StopReason.ENV_ERROR, StopReason.POLICY_ERROR)
 
 
 class FinishReason(str, Enum):

@@ -30,6 +30,7 @@ OPTIONAL = {
     "wikipedia-api": "hotpotqa",
     "peft": "lora",
     "gguf": "gguf",
+    "httpx": "remote",
 }
 """Distribution -> the extra that installs it."""
 

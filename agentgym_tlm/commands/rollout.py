@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from agentgym_tlm.policies.base import Policy
 
 _SCRIPTED = ("expert", "random")
-_DECISIVE = ("policy", "envs", "prompt_format", "tags", "temperature", "seed")
+_DECISIVE = ("policy", "few_shot", "policy_kwargs", "envs", "prompt_format", "tags", "temperature", "seed")
 """Options on which what happens in an episode depends."""
+_ON_THE_WAY = frozenset({"base_url", "concurrency", "timeout", "max_retries", "backoff", "max_failures"})
+"""Options of a policy behind a server on which nothing depends but whether and when it answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +39,16 @@ class PlayOptions:
     """Who plays what, and where the turn logs go."""
 
     policy: str = tyro.MISSING
-    """expert, random, smollm2, a folder that train wrote (such as RUN/sft/policy), or a hub id. A folder
-    plays with the env_kwargs that it was trained with, unless others are given."""
+    """expert, random, smollm2, a folder that train wrote (such as RUN/sft/policy), or a hub id;
+    openai:MODEL, behind a server of chat completions (OPENAI_BASE_URL, OPENAI_API_KEY), or
+    vllm:MODEL, that vLLM serves. A folder plays with the env_kwargs that it was trained with,
+    unless others are given."""
+    few_shot: bool = False
+    """Show a pretrained model a worked example of the environment before its own task."""
+    policy_kwargs: Annotated[dict[str, Any], tyro.conf.arg(help_behavior_hint="(default: none)")] = field(
+        default_factory=dict
+    )
+    """Further options of a model, such as max_new_tokens, or base_url and timeout of one behind a server."""
     envs: tyro.conf.OmitArgPrefixes[EnvArgs] = field(default_factory=EnvArgs)
     limit: int | None = None
     """Tasks of each split, evenly spaced over its manifest; None: all."""
@@ -88,7 +98,7 @@ class Rollout(PlayOptions):
 
 def new_folder(command: str, policy: str) -> Path:
     """A folder in ``runs/`` named after command, policy and time."""
-    return Path("runs") / f"{command}-{Path(policy).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path("runs") / f"{command}-{Path(policy).name.replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def play(
@@ -107,20 +117,22 @@ def play(
     """
     import torch
 
+    from agentgym_tlm.policies import remote_model
     from agentgym_tlm.policies.loading import read_settings
     from agentgym_tlm.rollout import rollout
 
     if "split" in options.envs.env_kwargs:
         raise ConfigError("env_kwargs must not name the split: it is an option of its own (--split, --splits)")
     torch.set_num_threads(options.num_threads)
-    own = read_settings(Path(options.policy)).get("format")
+    served = Path(remote_model(options.policy)[1])
+    own = read_settings(served).get("format")
     format = make_format(options.prompt_format, options.tags, own=own)
     if protocol is not None and format is None and own is None:
         format = protocol.format
-    policy = load(options.policy, options.temperature or 0.0, format)
+    policy = load(options, format)
     if protocol is not None:
         protocol.check_format(policy.format)
-    options = replace(options, envs=options.envs.as_remembered(Path(options.policy)))
+    options = replace(options, envs=options.envs.as_remembered(served))
     _open(folder, replace(options, output_dir=folder))
     envs = with_admissible_commands(options.envs) if options.policy == "random" else options.envs
     try:
@@ -160,17 +172,31 @@ def with_admissible_commands(envs: EnvArgs) -> EnvArgs:
     return replace(envs, env_kwargs={**envs.env_kwargs, "admissible_commands": True})
 
 
-def load(name: str, temperature: float, format: PromptFormat | None = None) -> Policy:
-    """A policy by name; ``temperature`` is a language model's, ``format`` the prompt format instead of its own.
+def load(options: PlayOptions, format: PromptFormat | None = None) -> Policy:
+    """The policy that is to play, with ``format`` instead of its own prompt format.
 
-    Raises what :func:`load_policy` does.
+    Raises what :func:`load_policy` does, and ConfigError for options that contradict each other.
     """
+    from agentgym_tlm.few_shot import few_shot_format
     from agentgym_tlm.policies import load_policy
 
+    name, further = options.policy, dict(options.policy_kwargs)
     if name == "human":
         raise ConfigError("a person plays with `agentgym-tlm play`")
-    options: dict[str, Any] = {} if name in _SCRIPTED else {"temperature": temperature}
-    return load_policy(name, **options, **({} if format is None else {"format": format}))
+    if "api_key" in further:
+        raise ConfigError("api_key would be written to config.yaml: set OPENAI_API_KEY instead")
+    if options.few_shot and (name in _SCRIPTED or (format is not None and format.name != "react")):
+        reader = f"policy {name!r} reads no prompt" if format is None else f"{format.name} has no place for an example"
+        raise ConfigError(f"{reader}: leave out --few-shot")
+    if "temperature" in further or "format" in further:
+        raise ConfigError("temperature and format are no policy_kwargs: there are --temperature and --prompt-format")
+    if options.few_shot:
+        format = few_shot_format(options.envs)
+    if format is not None:
+        further["format"] = format
+    if name not in _SCRIPTED:
+        further["temperature"] = options.temperature or 0.0
+    return load_policy(name, **further)
 
 
 def _open(folder: Path, options: PlayOptions) -> None:
@@ -178,7 +204,7 @@ def _open(folder: Path, options: PlayOptions) -> None:
     file = folder / "config.yaml"
     if file.exists():
         earlier = config.load(options, file)
-        different = [name for name in _DECISIVE if getattr(earlier, name) != getattr(options, name)]
+        different = [name for name in _DECISIVE if _decisive(earlier, name) != _decisive(options, name)]
         if different:
             raise ConfigError(
                 f"{folder} holds episodes played with another {' and '.join(different)}: "
@@ -186,6 +212,13 @@ def _open(folder: Path, options: PlayOptions) -> None:
             )
     folder.mkdir(parents=True, exist_ok=True)
     write_text(file, config.dump(options))
+
+
+def _decisive(options: PlayOptions, name: str) -> Any:
+    value = getattr(options, name)
+    if name == "policy_kwargs":
+        return {option: item for option, item in value.items() if option not in _ON_THE_WAY}
+    return value
 
 
 def _check_weights(log: Path, earlier: Sequence[Trajectory], policy: Policy) -> None:

@@ -16,7 +16,7 @@ from agentgym_tlm.errors import ConfigError, DataError
 from agentgym_tlm.files import to_json
 from agentgym_tlm.prompt import PromptFormat, ReactFormat
 from agentgym_tlm.ranges import check_ranges
-from agentgym_tlm.trajectory import StopReason, Trajectory, read_trajectories, write_trajectories
+from agentgym_tlm.trajectory import Trajectory, read_trajectories, write_trajectories
 
 if TYPE_CHECKING:
     from agentgym_tlm.policies.language_model import LanguageModelPolicy
@@ -112,7 +112,7 @@ class Export:
 
     def _episodes(self, dropped: Counter[str]) -> Iterator[Trajectory]:
         for trajectory in read_trajectories(self.path):
-            if trajectory.stop_reason is StopReason.ENV_ERROR or not trajectory.turns:
+            if trajectory.stop_reason.is_breakdown or not trajectory.turns:
                 dropped[trajectory.stop_reason.value] += 1
             elif self.won and not trajectory.won:
                 dropped["not won"] += 1

@@ -19,7 +19,9 @@ class Generation:
 
     ``overflow`` is set, and nothing generated, when the context budget has no room for another response: the rollout
     ends the episode as ``token_budget``. ``aborted`` is set when the policy gives the episode up (a person quits): the
-    episode ends as ``aborted``. ``trainable`` False marks a response that no trainer may imitate (an injected mistake).
+    episode ends as ``aborted``. ``error`` is set, and nothing generated, when the policy's machinery failed (its server
+    does not answer): the episode ends as ``policy_error``. ``trainable`` False marks a response that no trainer may
+    imitate (an injected mistake).
     """
 
     text: str
@@ -29,6 +31,7 @@ class Generation:
     trainable: bool = True
     overflow: bool = False
     aborted: bool = False
+    error: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +44,7 @@ class Conversation:
     policy's format lists them, else None. ``sequences`` and ``spans`` are the token ids so far, appended by the
     language model itself. ``rng`` is this episode's own random stream:
     nothing that happens in another episode changes its draws. ``memory`` is the policy's to use (expert state, cache
-    slot).
+    slot), and ``metadata`` what it wants recorded with the trajectory (what a server says that the episode cost).
     """
 
     env_id: str
@@ -55,6 +58,7 @@ class Conversation:
     sequences: list[list[int]] = field(default_factory=list)
     spans: list[tuple[int, int, int]] = field(default_factory=list)  # (sequence, start, end) of each response
     memory: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
     expert: Callable[[], Expert] | None = None
 
 

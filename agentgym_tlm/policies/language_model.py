@@ -26,6 +26,7 @@ from agentgym_tlm.policies.cache import Slot, SlotCache, cache_argument, check_c
 from agentgym_tlm.policies.decoding import CachedDecoder, PlainDecoder, Row
 from agentgym_tlm.policies.loading import SETTINGS_FILE, load_model, load_tokenizer, no_progress_bar, read_settings
 from agentgym_tlm.policies.sampling import sample_tokens
+from agentgym_tlm.policies.tokens import open_sequence
 from agentgym_tlm.prompt import PromptFormat, ReactFormat, format_to_dict
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.trajectory import FinishReason
@@ -188,7 +189,7 @@ class LanguageModelPolicy:
     def _open_row(self, conversation: Conversation) -> Row | None:
         """Open the sequence that the response is to be appended to; None if it would not fit."""
         cached = conversation.sequences[-1] if conversation.sequences else []
-        ids = self._new_sequence(conversation) if self.format.windowed else self._longer_sequence(conversation)
+        ids = open_sequence(conversation, self.renderer, self.max_context - self.max_new_tokens)
         if ids is None:
             return None
         slot = self._slot(conversation) if self.kv_cache else None
@@ -196,47 +197,6 @@ class LanguageModelPolicy:
             slot.length = _common_length(cached[: slot.length], ids[:-1])
         uniforms = conversation.rng.random(self.max_new_tokens) if self.temperature else np.zeros(self.max_new_tokens)
         return Row(conversation, ids, uniforms, slot)
-
-    def _longer_sequence(self, conversation: Conversation) -> list[int] | None:
-        """The conversation's one sequence, with the newest observation and the generation prompt appended."""
-        ids = conversation.sequences[0] if conversation.sequences else []
-        new: list[int] = []
-        spans = []
-        if ids and ids[-1] != self.renderer.end_of_turn_id:  # a given turn whose end was not sampled
-            new.append(self.renderer.end_of_turn_id)
-        for turn in range(len(conversation.spans), len(conversation.responses)):  # turns that somebody else played
-            new += self._prompt(conversation, turn)
-            response = self.renderer.response(conversation.responses[turn])
-            spans.append((0, len(ids) + len(new), len(ids) + len(new) + len(response)))
-            new += response
-        new += self._prompt(conversation, len(conversation.responses))
-        if len(ids) + len(new) + self.max_new_tokens > self.max_context:
-            return None
-        if not conversation.sequences:
-            conversation.sequences.append(ids)
-        ids += new
-        conversation.spans += spans
-        return ids
-
-    def _new_sequence(self, conversation: Conversation) -> list[int] | None:
-        """A sequence with the prompt of this turn, appended to those of the turns before."""
-        ids = self._prompt(conversation, len(conversation.responses))
-        if len(ids) + self.max_new_tokens > self.max_context:
-            return None
-        for turn in range(len(conversation.spans), len(conversation.responses)):  # turns that somebody else played
-            given = self._prompt(conversation, turn)
-            start = len(given)
-            given += self.renderer.response(conversation.responses[turn])
-            conversation.spans.append((len(conversation.sequences), start, len(given)))
-            conversation.sequences.append(given)
-        conversation.sequences.append(ids)
-        return ids
-
-    def _prompt(self, conversation: Conversation, turn: int) -> list[int]:
-        commands = conversation.commands[turn] if turn < len(conversation.commands) else None
-        return self.renderer.prompt(
-            conversation.instruction, conversation.observations, turn, conversation.responses, commands
-        )
 
     def _slot(self, conversation: Conversation) -> Slot:
         """The conversation's slot in the current cache."""

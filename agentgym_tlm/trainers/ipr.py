@@ -95,7 +95,7 @@ class IPRArguments(PreferenceArguments):
 
 def mean_outcome(episodes: Sequence[Trajectory]) -> float | None:
     """Mean score of the episodes that came to an end of their own; None when all were broken off."""
-    scores = [e.score for e in episodes if e.stop_reason not in (StopReason.ENV_ERROR, StopReason.ABORTED)]
+    scores = [e.score for e in episodes if not (e.stop_reason.is_breakdown or e.stop_reason is StopReason.ABORTED)]
     return sum(scores) / len(scores) if scores else None
 
 

@@ -244,6 +244,7 @@ _DROPPED = {
     "nothing_trainable": ("have no response to learn from", "look at sampled.jsonl"),
     "empty_turn": ("have an empty response", "train the SFT policy longer"),
     "env_error": ("ended in a failure of the environment", "see their errors in sampled.jsonl"),
+    "policy_error": ("ended in a failure of the policy's machinery", "see their errors in sampled.jsonl"),
     "aborted": ("were broken off", "sample them again"),
     "tie": ("scored as high as the expert", "raise num_tasks or samples_per_task"),
     "repetitive": ("repeat an action too often", "raise max_repeats"),
