@@ -136,19 +136,24 @@ def cut_turns(trajectory: Trajectory, turns: int) -> Trajectory:
 
 @torch.no_grad()
 def score_reference(
-    model: nn.Module, trajectories: Sequence[Trajectory], *, batch_size: int = 16, include_end_of_turn: bool = True
+    model: nn.Module,
+    trajectories: Sequence[Trajectory],
+    *,
+    batch_size: int = 16,
+    include_end_of_turn: bool = True,
+    temperature: float = 1.0,
 ) -> list[Trajectory]:
     """Copies of ``trajectories`` whose trainable turns carry ``ref_logprobs`` and ``confidence`` under ``model``.
 
-    One forward per trajectory, those of similar length together; a trajectory that occurs several times is scored once
-    and its copy shared. Raises TrajectoryError for trajectories that cannot be trained on.
+    Both are those of sampling at ``temperature``. One forward per trajectory, those of similar length together; a
+    trajectory that occurs several times is scored once and its copy shared. Raises TrajectoryError for trajectories that cannot be trained on.
     """
     unique = list({id(trajectory): trajectory for trajectory in trajectories}.values())
     examples = [Example.from_trajectory(trajectory) for trajectory in unique]
     scored: dict[int, Trajectory] = {}
     training = model.training
     model.eval()
-    module = TokenLogprobs(model)
+    module = TokenLogprobs(model, temperature=temperature)
     device = next(model.parameters()).device
     order = sorted(range(len(unique)), key=lambda i: examples[i].length)
     for start in range(0, len(order), batch_size):

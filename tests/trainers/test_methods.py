@@ -22,11 +22,14 @@ from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.trainers.args import LoraArguments, TrainingArguments
 from agentgym_tlm.trainers.base import Item, Trainer
 from agentgym_tlm.trainers.methods import METHODS, Method
+from agentgym_tlm.trainers.online import OnlineTrainer
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
 from tests.trainers.crossing import ENVS, sft_policy, won
 
 NAMES = ["sft", *METHODS]
+SFT = Method(SFTArguments, SFTTrainer)
 IMITATING = {"learning_rate": 3e-3, "max_steps": 60}
+ONLINE = {"learning_rate": 1e-3, "max_steps": 2, "num_iterations": 12, "drop_degenerate": True}
 LEARNING: dict[str, dict[str, Any]] = {
     "sft": IMITATING,
     "rft": IMITATING,
@@ -34,6 +37,7 @@ LEARNING: dict[str, dict[str, Any]] = {
     "coh": {"learning_rate": 3e-3, "max_steps": 150},
     "dpo": {"learning_rate": 1e-4},
     "dmpo": {"learning_rate": 1e-4},
+    **dict.fromkeys(("rloo", "grpo", "gigpo"), ONLINE),
 }
 """What differs from the options of :func:`trainer_for`: losses of summed log-probs need smaller steps."""
 
@@ -53,7 +57,7 @@ def sft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trainer_for(name: str, policy: Path, folder: Path, **options: Any) -> Trainer[Any]:
     """The trainer of a name on the small world; options that its arguments do not have are left out."""
-    arguments, kind = Method(SFTArguments, SFTTrainer) if name == "sft" else METHODS[name]
+    arguments, kind = METHODS.get(name, SFT)
     defaults = {
         "learning_rate": 3e-4,
         "lr_scheduler_type": "constant_with_warmup",
@@ -66,6 +70,8 @@ def trainer_for(name: str, policy: Path, folder: Path, **options: Any) -> Traine
         "logging_steps": 1,
         "save_steps": None,
     }
+    if issubclass(kind, OnlineTrainer) and options.get("samples_per_task") == 1:
+        options = {**options, "samples_per_task": 4}  # an episode is compared with others of its task
     known = {field.name for field in fields(arguments)}
     chosen = {**defaults, **LEARNING.get(name, {}), **options, "output_dir": str(folder)}
     made: TrainingArguments = arguments(**{key: value for key, value in chosen.items() if key in known})
@@ -106,7 +112,7 @@ class Collected:
             return clip(parameters, limit)
 
         def on_log(line: Mapping[str, float]) -> None:
-            losses.append(line["loss"])
+            losses.extend(line[name] for name in line if name == "loss")
 
         trainer.on_log = on_log
         with pytest.MonkeyPatch.context() as patch:
@@ -130,7 +136,9 @@ def collected(name: str, policy: Path, folder: Path, **options: Any) -> Collecte
 
 @pytest.fixture(scope="module", params=NAMES)
 def data(request: pytest.FixtureRequest, sft_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    return collected(request.param, sft_folder, tmp_path_factory.mktemp("data"), samples_per_task=2)
+    samples = 8 if issubclass(METHODS.get(request.param, SFT).trainer, OnlineTrainer) else 2
+    folder = tmp_path_factory.mktemp("data")
+    return collected(request.param, sft_folder, folder, samples_per_task=samples, num_iterations=1)
 
 
 @pytest.mark.parametrize(("size", "accumulate"), [(4, 2), (1, 8), (3, 3)])
