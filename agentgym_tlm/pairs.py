@@ -146,7 +146,8 @@ def score_reference(
     """Copies of ``trajectories`` whose trainable turns carry ``ref_logprobs`` and ``confidence`` under ``model``.
 
     Both are those of sampling at ``temperature``. One forward per trajectory, those of similar length together; a
-    trajectory that occurs several times is scored once and its copy shared. Raises TrajectoryError for trajectories that cannot be trained on.
+    trajectory that occurs several times is scored once and its copy shared. Raises TrajectoryError for
+    trajectories that cannot be trained on.
     """
     unique = list({id(trajectory): trajectory for trajectory in trajectories}.values())
     examples = [Example.from_trajectory(trajectory) for trajectory in unique]

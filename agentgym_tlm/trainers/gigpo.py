@@ -15,8 +15,8 @@ from the equations:
 1. ``baseline_over="turns"``: mean and deviation of A^E are taken over all turns of the group, so that long episodes
    weigh more; ``trajectories`` is Eq. 3.
 2. R(τ) and r_k are scaled by ``reward_scale``; a turn with an invalid action loses ``invalid_action_penalty`` in its
-   own A^E and, after discounting, in its own R_t. With ``baseline_over="trajectories"`` the penalty is a reward like any
-   other: it counts in R(τ), and in R_t of all turns before it.
+   own A^E and, after discounting, in its own R_t. With ``baseline_over="trajectories"`` the penalty is a reward like
+   any other: it counts in R(τ), and in R_t of all turns before it.
 3. The anchor state is the text of the current observation alone, compared exactly, within the group.
    ``anchor_similarity`` < 1 puts an observation with the first earlier one to which its ratio of matching characters
    (difflib) is at least that.

@@ -270,7 +270,7 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
         if divergence / tokens > ROLLOUT_KL_ALARM:
             warnings.warn(
                 f"the trainer's log-probs differ from those of the policy that sampled by {divergence / tokens:.3g} "
-                f"per token (KL; expected below {ROLLOUT_KL_ALARM}): the policy that plays is not the one that is trained. "
-                "Train without mixed_precision, or look for weights that did not reach the rollout",
+                f"per token (KL; expected below {ROLLOUT_KL_ALARM}): the policy that plays is not the one that is "
+                "trained. Train without mixed_precision, or look for weights that did not reach the rollout",
                 stacklevel=2,
             )

@@ -26,8 +26,8 @@ from agentgym_tlm.trainers.online import OnlineTrainer
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
 from tests.trainers.crossing import ENVS, sft_policy, won
 
-NAMES = ["sft", *METHODS]
-SFT = Method(SFTArguments, SFTTrainer)
+ALL = {"sft": Method(SFTArguments, SFTTrainer), **METHODS}
+NAMES = list(ALL)
 IMITATING = {"learning_rate": 3e-3, "max_steps": 60}
 ONLINE = {"learning_rate": 1e-3, "max_steps": 2, "num_iterations": 12, "drop_degenerate": True}
 LEARNING: dict[str, dict[str, Any]] = {
@@ -57,7 +57,7 @@ def sft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trainer_for(name: str, policy: Path, folder: Path, **options: Any) -> Trainer[Any]:
     """The trainer of a name on the small world; options that its arguments do not have are left out."""
-    arguments, kind = METHODS.get(name, SFT)
+    arguments, kind = ALL[name]
     defaults = {
         "learning_rate": 3e-4,
         "lr_scheduler_type": "constant_with_warmup",
@@ -136,7 +136,7 @@ def collected(name: str, policy: Path, folder: Path, **options: Any) -> Collecte
 
 @pytest.fixture(scope="module", params=NAMES)
 def data(request: pytest.FixtureRequest, sft_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    samples = 8 if issubclass(METHODS.get(request.param, SFT).trainer, OnlineTrainer) else 2
+    samples = 8 if issubclass(ALL[request.param].trainer, OnlineTrainer) else 2
     folder = tmp_path_factory.mktemp("data")
     return collected(request.param, sft_folder, folder, samples_per_task=samples, num_iterations=1)
 
@@ -285,6 +285,8 @@ def test_main_job_on_alfworld(name: str, lora: bool, alfworld_sft: Path, tmp_pat
     options = [f"--{name}.lora.r", "8"] if lora else []
     if any(field.name == "num_tasks" for field in fields(METHODS[name].arguments)):
         options += [f"--{name}.num-tasks", "8"]
+    if issubclass(METHODS[name].trainer, OnlineTrainer):
+        options += [f"--{name}.num-iterations", "2", f"--{name}.samples-per-task", "2"]
     command = ["train", "--trainer", name, "--sft-policy", str(alfworld_sft), "--output-dir", str(tmp_path / "run")]
     assert main([*command, *options, *SHORT]) == 0
     results = read_results(tmp_path / "run" / "results.json")
