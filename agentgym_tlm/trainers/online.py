@@ -35,9 +35,8 @@ from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
 from agentgym_tlm.trainers.collect import score_together
-from agentgym_tlm.trainers.groups import by_group
 from agentgym_tlm.trainers.policy_gradient import Aggregation, clipped_loss, k3
-from agentgym_tlm.trajectory import StopReason, Trajectory
+from agentgym_tlm.trajectory import StopReason, Trajectory, read_trajectories, write_trajectories
 
 ROLLOUT_KL_ALARM = 0.01
 """Per-token divergence of the trainer's policy from the one that sampled, before any update, that calls for a look."""
@@ -177,15 +176,28 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
             self.state.fit_step = 0
 
     def collect(self) -> list[Item]:
-        """What to learn from in the current iteration; its episodes are not played again if they are logged."""
-        args, state = self.args, self.state
-        folder = self.output_dir / f"iteration-{state.iteration}"
-        resumed = self._resume_from is not None and (folder / "sampled.jsonl").exists()
-        if not resumed:
+        """What to learn from in the current iteration, from the run folder if its episodes are there already."""
+        episodes = self.sample()
+        examples = self.examples(episodes)
+        useful = [any(np.any(row.advantages) for row in example.rows) for example in examples]
+        if self._resume_from is None:
+            self.log(self._summary(episodes, useful))
+        return [(e,) for e, matters in zip(examples, useful, strict=True) if matters or not self.args.drop_degenerate]
+
+    def sample(self) -> list[Trajectory]:
+        """Episodes of the current iteration that can be learnt from; with ``beta`` they carry the reference's scores.
+
+        Raises ConfigError when there is none.
+        """
+        args, folder = self.args, self.output_dir / f"iteration-{self.state.iteration}"
+        path = folder / "episodes.jsonl"
+        if self._resume_from is None or not path.exists():
             self.claim_folder(folder.name)
+        if path.exists():
+            return list(read_trajectories(path))
         sampled = self.sample_to(
             folder / "sampled.jsonl",
-            self._groups(state.iteration),
+            self._groups(self.state.iteration),
             temperature=args.temperature,
             samples=args.samples_per_task,
             n_slots=args.n_slots,
@@ -193,16 +205,16 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
         finished = [trajectory for trajectory in sampled if trajectory.stop_reason is not StopReason.ABORTED]
         episodes, dropped = select_trainable(finished)
         dropped["aborted"] = len(sampled) - len(finished)
+        counts = {f"dropped_{reason}": count for reason, count in sorted(dropped.items()) if count}
         if not episodes:
-            raise ConfigError(
-                f"none of {len(sampled)} sampled episodes can be learnt from: "
-                f"{', '.join(f'{count} {reason}' for reason, count in sorted(dropped.items()) if count)}"
-            )
-        examples = self.examples(self._scored(episodes) if args.beta else episodes)
-        useful = [any(np.any(row.advantages) for row in example.rows) for example in examples]
-        if not resumed:
-            self.log(self._summary(episodes, useful, dropped))
-        return [(e,) for e, matters in zip(examples, useful, strict=True) if matters or not args.drop_degenerate]
+            raise ConfigError(f"none of {len(sampled)} sampled episodes can be learnt from: {counts}")
+        if counts:
+            self.log(counts)
+        episodes = self._scored(episodes) if args.beta else episodes
+        if self.accelerator.is_main_process:
+            write_trajectories(path, episodes)
+        self.accelerator.wait_for_everyone()
+        return episodes
 
     def loss(self, logprobs: Tensor, batch: TurnBatch) -> tuple[Tensor, Metrics]:
         args = self.args
@@ -238,12 +250,10 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
                 temperature=self.args.temperature,
             )
 
-    def _summary(
-        self, episodes: Sequence[Trajectory], useful: Sequence[bool], dropped: Mapping[str, int]
-    ) -> dict[str, float]:
+    def _summary(self, episodes: Sequence[Trajectory], useful: Sequence[bool]) -> dict[str, float]:
         """What the iteration's episodes were like, for ``metrics.jsonl``."""
-        groups = by_group(episodes)
-        matters = {id(episode) for episode, flag in zip(episodes, useful, strict=True) if flag}
+        groups = {episode.group_id for episode in episodes}
+        compared = {episode.group_id for episode, matters in zip(episodes, useful, strict=True) if matters}
         turns = sum(len(episode.turns) for episode in episodes)
         return {
             "success": fmean(episode.won for episode in episodes),
@@ -252,8 +262,7 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
             "invalid_action_rate": sum(episode.invalid_actions for episode in episodes) / turns,
             "episodes": len(episodes),
             "groups": len(groups),
-            "groups_degenerate": sum(not any(id(episode) in matters for episode in group) for group in groups),
-            **{f"dropped_{reason}": count for reason, count in sorted(dropped.items()) if count},
+            "groups_degenerate": len(groups - compared),
         }
 
     def before_update(self, parts: Sequence[Sequence[Item]], shares: Sequence[float]) -> None:

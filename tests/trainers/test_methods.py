@@ -213,6 +213,7 @@ def test_reference_is_the_policy_before_training(data: Collected) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_model_without_its_adapters_stays_the_reference(name: str, sft_folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"lora": LoraArguments(r=4), "samples_per_task": 1, "max_steps": 3, "learning_rate": 1e-2}
+    options["num_iterations"] = 1
     trainer = trainer_for(name, sft_folder, tmp_path, **options)
     kept: list[Item] = []
     fit = trainer.fit
