@@ -62,12 +62,20 @@ class Example:
         """How many tokens the policy produced and may be trained on."""
         return sum(int(row.loss_mask.sum()) for row in self.rows)
 
+    def flat(self, name: str) -> npt.NDArray[Any]:
+        """[N] entries of a field of the rows at the tokens of the loss, in order. Raises TrajectoryError if unknown."""
+        parts = [(row.loss_mask, getattr(row, name)) for row in self.rows]
+        if any(values is None for _, values in parts):
+            raise TrajectoryError(f"the trajectory has no {name}: sample it with a language model, or score it, first")
+        return np.concatenate([values[mask] for mask, values in parts])
+
     def of_turns(self, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """[N] values of the tokens of the loss, in order, from one value per turn."""
         by_turn = np.asarray(values, np.float32)
-        return np.concatenate([by_turn[row.turn_ids[row.loss_mask]] for row in self.rows])
+        values: npt.NDArray[np.float32] = by_turn[self.flat("turn_ids")]
+        return values
 
-    def with_token_values(self, **values: npt.NDArray[np.float32]) -> Example:
+    def with_token_values(self, **values: npt.NDArray[np.floating[Any]]) -> Example:
         """Copy with fields of ``TOKEN_VALUES``, each given as [N] values of the tokens of the loss, in order."""
         rows = []
         at = 0

@@ -61,13 +61,19 @@ class TokenLogprobs(nn.Module):
         loss_mask: Tensor,
         groups: tuple[tuple[int, int, int], ...],
         position_ids: Tensor | None = None,
+        *,
+        body: nn.Module | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each padded block, the body's states [n, width] before its tokens of the loss, and those tokens [n]."""
+        """Of each padded block, the states [n, width] before its tokens of the loss, and those tokens [n].
+
+        States are those of the model's body, or of another ``body`` in its place.
+        """
         for start, stop, length in groups:
             ids, mask = input_ids[start:stop, :length], loss_mask[start:stop, 1:length]
             extra = (0, self._padding(ids, 1, 64, self._max_length))
             positions = None if position_ids is None else pad(position_ids[start:stop, :length], extra)
-            yield self._hidden(pad(ids, extra), positions)[:, : length - 1][mask], ids[:, 1:][mask]
+            hidden = self._hidden(pad(ids, extra), positions, body)
+            yield hidden[:, : length - 1][mask], ids[:, 1:][mask]
 
     def of_tokens(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """[n] log-probs of ``targets`` [n], given the body's states [n, width] before them."""
@@ -93,10 +99,10 @@ class TokenLogprobs(nn.Module):
         padding = -length % multiple if values.device.type == "cpu" else 0
         return padding if limit is None else max(0, min(padding, limit - length))
 
-    def _hidden(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    def _hidden(self, input_ids: Tensor, position_ids: Tensor | None = None, body: nn.Module | None = None) -> Tensor:
         # Under a causal mask padding on the right reaches no real token; without a padding mask attention is faster.
         # Transformers keeps sequences of a row apart by their position ids.
-        body = self._parts[0]
+        body = body or self._parts[0]
         hidden: Tensor = body(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         return hidden
 

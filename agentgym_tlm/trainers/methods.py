@@ -15,6 +15,7 @@ from agentgym_tlm.trainers.grpo import GRPOArguments, GRPOTrainer
 from agentgym_tlm.trainers.ipr import IPRArguments, IPRTrainer
 from agentgym_tlm.trainers.kto import KTOArguments, KTOTrainer
 from agentgym_tlm.trainers.nat import NATArguments, NATTrainer
+from agentgym_tlm.trainers.ppo import PPOArguments, PPOTrainer
 from agentgym_tlm.trainers.rft import RFTArguments, RFTTrainer
 from agentgym_tlm.trainers.rloo import RLOOArguments, RLOOTrainer
 from agentgym_tlm.trainers.stepagent import StepAgentArguments, StepAgentTrainer
@@ -39,6 +40,7 @@ METHODS: dict[str, Method] = {
     "nat": Method(NATArguments, NATTrainer),
     "coh": Method(CoHArguments, CoHTrainer),
     "tlm-dre": Method(TLMDREArguments, TLMDRETrainer),
+    "ppo": Method(PPOArguments, PPOTrainer),
     "rloo": Method(RLOOArguments, RLOOTrainer),
     "grpo": Method(GRPOArguments, GRPOTrainer),
     "gigpo": Method(GiGPOArguments, GiGPOTrainer),

@@ -17,7 +17,7 @@ from torch import Tensor
 from agentgym_tlm.batch import Example, collate
 from agentgym_tlm.cli import main
 from agentgym_tlm.evaluate import read_results
-from agentgym_tlm.logprobs import TokenLogprobs, token_logprobs
+from agentgym_tlm.logprobs import token_logprobs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.trainers.args import LoraArguments, TrainingArguments
 from agentgym_tlm.trainers.base import Item, Trainer
@@ -37,7 +37,7 @@ LEARNING: dict[str, dict[str, Any]] = {
     "coh": {"learning_rate": 3e-3, "max_steps": 150},
     "dpo": {"learning_rate": 1e-4},
     "dmpo": {"learning_rate": 1e-4},
-    **dict.fromkeys(("rloo", "grpo", "gigpo"), ONLINE),
+    **dict.fromkeys(("ppo", "rloo", "grpo", "gigpo"), ONLINE),
 }
 """What differs from the options of :func:`trainer_for`: losses of summed log-probs need smaller steps."""
 
@@ -98,7 +98,7 @@ class Collected:
     def gradient(self, items: list[Item], size: int, accumulate: int = 1) -> tuple[float, Tensor]:
         """Loss and gradient of one update on ``items`` from the policy as it was given, by the loop itself."""
         trainer = self.trainer
-        trainer.policy.model.load_state_dict(self.weights)
+        trainer.module().load_state_dict(self.weights)
         trainer.args = replace(
             trainer.args, per_device_train_batch_size=size, gradient_accumulation_steps=accumulate, max_steps=1
         )
@@ -118,7 +118,7 @@ class Collected:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(trainer.accelerator, "clip_grad_norm_", keep)
             trainer.fit(items)
-        trainer.policy.model.load_state_dict(self.weights)
+        trainer.module().load_state_dict(self.weights)
         return losses[0], found[0]
 
 
@@ -129,7 +129,7 @@ def collected(name: str, policy: Path, folder: Path, **options: Any) -> Collecte
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "fit", kept.extend)
         trainer.train()
-    weights = {key: value.clone() for key, value in trainer.policy.model.state_dict().items()}
+    weights = {key: value.clone() for key, value in trainer.module().state_dict().items()}
     step = max(1, len(kept) // 8)
     return Collected(trainer, kept[::step][:8], weights)
 
@@ -169,7 +169,7 @@ def test_only_what_the_policy_wrote_is_learnt(data: Collected) -> None:
     data.gradient(items, 8)
     batch = collate(*zip(*items, strict=True))
     trainer.before_update([items], [1.0])
-    module = TokenLogprobs(trainer.policy.model)
+    module = trainer.module()
     seen: list[Tensor] = []
 
     def keep(_: torch.nn.Module, __: Any, outputs: Any) -> None:
@@ -205,7 +205,7 @@ def test_reference_is_the_policy_before_training(data: Collected) -> None:
     examples = [example for item in data.items for example in item]
     if any(row.ref_logprobs is None for example in examples for row in example.rows):
         pytest.skip(f"{type(data.trainer).__name__} has no reference")
-    data.trainer.policy.model.load_state_dict(data.weights)
+    data.trainer.module().load_state_dict(data.weights)
     for kept, again in reference_logprobs(examples, data.trainer.policy.model):
         torch.testing.assert_close(kept, again, rtol=1e-5, atol=1e-5)
 
