@@ -21,6 +21,9 @@ from torch import Tensor
 from agentgym_tlm.errors import TrajectoryError
 from agentgym_tlm.trajectory import Trajectory
 
+TOKEN_VALUES = ("ref_logprobs", "old_logprobs", "advantages", "returns", "old_values")
+"""Fields of a row and of a batch with a number for every token."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Row:
@@ -31,6 +34,14 @@ class Row:
     loss_mask: npt.NDArray[np.bool_]
     ref_logprobs: npt.NDArray[np.float32] | None
     old_logprobs: npt.NDArray[np.float32] | None
+    advantages: npt.NDArray[np.float32] | None = None
+    returns: npt.NDArray[np.float32] | None = None
+    old_values: npt.NDArray[np.float32] | None = None
+
+    @property
+    def token_values(self) -> dict[str, npt.NDArray[np.float32] | None]:
+        """What is known of single tokens, by the name that it has in a :class:`TurnBatch`."""
+        return {name: getattr(self, name) for name in TOKEN_VALUES}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -54,6 +65,31 @@ class Example:
     def rows_apart(self) -> list[Example]:
         """An example for each row, where a loss needs no more of the trajectory than that."""
         return [replace(self, rows=(row,)) for row in self.rows]
+
+    def flat(self, name: str) -> npt.NDArray[Any]:
+        """[N] entries of a field of the rows at the tokens of the loss, in order. Raises TrajectoryError if unknown."""
+        parts = [(row.loss_mask, getattr(row, name)) for row in self.rows]
+        if any(values is None for _, values in parts):
+            raise TrajectoryError(f"the trajectory has no {name}: sample it with a language model, or score it, first")
+        return np.concatenate([values[mask] for mask, values in parts])
+
+    def of_turns(self, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """[N] values of the tokens of the loss, in order, from one value per turn."""
+        by_turn = np.asarray(values, np.float32)
+        by_token: npt.NDArray[np.float32] = by_turn[self.flat("turn_ids")]
+        return by_token
+
+    def with_token_values(self, **values: npt.NDArray[np.floating[Any]]) -> Example:
+        """Copy with fields of ``TOKEN_VALUES``, each given as [N] values of the tokens of the loss, in order."""
+        rows = []
+        at = 0
+        for row in self.rows:
+            here = slice(at, at := at + int(row.loss_mask.sum()))
+            placed: dict[str, Any] = {name: np.zeros(len(row.input_ids), np.float32) for name in values}
+            for name, flat in values.items():
+                placed[name][row.loss_mask] = flat[here]
+            rows.append(replace(row, **placed))
+        return replace(self, rows=tuple(rows))
 
     @classmethod
     def from_trajectory(cls, trajectory: Trajectory, turn_weights: Sequence[float] | None = None) -> Example:
@@ -104,8 +140,8 @@ class TurnBatch:
 
     ``groups`` are contiguous blocks of rows ``(start, stop, length)`` that the model sees as one padded forward each
     (chosen and rejected trajectories differ much in length). Preference batches hold the chosen trajectories first and
-    the rejected ones after them, in the same order. ``ref_logprobs``, ``old_logprobs`` and ``advantages`` sit at the
-    position of the token they belong to and are 0 outside ``loss_mask``.
+    the rejected ones after them, in the same order. The fields of ``TOKEN_VALUES`` sit at the position of the token
+    that they belong to and are 0 outside ``loss_mask``.
     """
 
     input_ids: Tensor  # [B, L] int64
@@ -120,6 +156,8 @@ class TurnBatch:
     ref_logprobs: Tensor | None = None  # [B, L] float32
     old_logprobs: Tensor | None = None  # [B, L] float32
     advantages: Tensor | None = None  # [B, L] float32
+    returns: Tensor | None = None  # [B, L] float32: what a critic's value is to be
+    old_values: Tensor | None = None  # [B, L] float32: what it was when the episodes had been sampled
 
     @property
     def num_trajectories(self) -> int:
@@ -139,7 +177,8 @@ class TurnBatch:
         """[N] entries of a token-level [B, L] field at the tokens of the loss. Raises TrajectoryError if it is None."""
         if values is None:
             raise TrajectoryError(
-                "the batch lacks a token-level field: score its trajectories with the reference first"
+                "the batch lacks a token-level field: score its trajectories with the reference, sample them with a "
+                "language model, or give them advantages first"
             )
         return values[self.loss_mask]
 
@@ -172,7 +211,12 @@ def collate(*groups: Sequence[Example], packed: bool = False) -> TurnBatch:
     shape = (len(rows), max(length for _, _, length in blocks))
     input_ids, attention_mask, index, positions = (np.zeros(shape, np.int64) for _ in range(4))
     turn_ids, loss_mask = np.full(shape, -1, np.int64), np.zeros(shape, np.bool_)
-    ref_logprobs, old_logprobs = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    first_row = examples[0].rows[0]
+    token_values = {
+        name: np.zeros(shape, np.float32)
+        for name, known in first_row.token_values.items()
+        if known is not None and all(getattr(row, name) is not None for each in examples for row in each.rows)
+    }
     for at, parts in enumerate(rows):
         start = 0
         for trajectory, row in parts:
@@ -181,14 +225,11 @@ def collate(*groups: Sequence[Example], packed: bool = False) -> TurnBatch:
             input_ids[here], attention_mask[here], index[here] = row.input_ids, 1, trajectory
             positions[here] = np.arange(len(row.input_ids))
             turn_ids[here], loss_mask[here] = row.turn_ids, row.loss_mask
-            for values, known in ((ref_logprobs, row.ref_logprobs), (old_logprobs, row.old_logprobs)):
-                if known is not None:
-                    values[here] = known
+            for name, values in token_values.items():
+                values[here] = getattr(row, name)
     turn_weights = np.zeros((len(examples), max(len(example.turn_weights) for example in examples)), np.float32)
     for at, example in enumerate(examples):
         turn_weights[at, : len(example.turn_weights)] = example.turn_weights
-    scored = all(row.ref_logprobs is not None for example in examples for row in example.rows)
-    sampled = all(row.old_logprobs is not None for example in examples for row in example.rows)
     return TurnBatch(
         input_ids=torch.from_numpy(input_ids),
         attention_mask=torch.from_numpy(attention_mask),
@@ -199,8 +240,7 @@ def collate(*groups: Sequence[Example], packed: bool = False) -> TurnBatch:
         won=torch.tensor([example.won for example in examples]),
         groups=tuple(blocks),
         position_ids=torch.from_numpy(positions) if packed else None,
-        ref_logprobs=torch.from_numpy(ref_logprobs) if scored else None,
-        old_logprobs=torch.from_numpy(old_logprobs) if sampled else None,
+        **{name: torch.from_numpy(values) for name, values in token_values.items()},
     )
 
 

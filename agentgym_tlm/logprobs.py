@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -20,13 +22,15 @@ class TokenLogprobs(nn.Module):
     The transformer body runs on whole rows; the language-model head only where the policy acted, ``chunk_size`` tokens
     at a time (default: about 256 MiB of logits), each chunk recomputed in the backward pass. Log-softmax is float32.
     This module, not the model, is what a trainer wraps for distribution and mixed precision. Works on PEFT adapters and
-    tied embeddings, and applies the logit scaling and soft-capping of the model's own forward. Raises ConfigError for a
-    model whose logits this does not reproduce, TrainingError for one whose logits are not finite.
+    tied embeddings, and applies the logit scaling and soft-capping of the model's own forward. The log-probs are those
+    of sampling at ``temperature``. Raises ConfigError for a model whose logits this does not reproduce, TrainingError
+    for one whose logits are not finite.
     """
 
-    def __init__(self, model: nn.Module, chunk_size: int | None = None) -> None:
+    def __init__(self, model: nn.Module, chunk_size: int | None = None, *, temperature: float = 1.0) -> None:
         super().__init__()
         self.model = model
+        self._temperature = temperature
         causal_lm = model if isinstance(model, PreTrainedModel) else model.get_base_model()  # type: ignore[operator]
         config = causal_lm.config.get_text_config()
         self._scale = float(getattr(config, "logit_scale", 1.0) or 1.0) / float(getattr(config, "logits_scaling", 1.0))
@@ -49,25 +53,42 @@ class TokenLogprobs(nn.Module):
 
         Where ``position_ids`` [B, L] begin anew, another sequence begins in the row.
         """
-        logprobs = []
+        blocks = self.at_tokens(input_ids, loss_mask, groups, position_ids)
+        return torch.cat([self.of_tokens(hidden, targets) for hidden, targets in blocks])
+
+    def at_tokens(
+        self,
+        input_ids: Tensor,
+        loss_mask: Tensor,
+        groups: tuple[tuple[int, int, int], ...],
+        position_ids: Tensor | None = None,
+        *,
+        body: nn.Module | None = None,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each padded block, the states [n, width] before its tokens of the loss, and those tokens [n].
+
+        States are those of the model's body, or of another ``body`` in its place.
+        """
         for start, stop, length in groups:
             ids, mask = input_ids[start:stop, :length], loss_mask[start:stop, 1:length]
             extra = (0, self._padding(ids, 1, 64, self._max_length))
             positions = None if position_ids is None else pad(position_ids[start:stop, :length], extra)
-            hidden = self._hidden(pad(ids, extra), positions)[:, : length - 1][mask]
-            targets = ids[:, 1:][mask]
-            found = len(targets)
-            missing = self._padding(targets, 0, min(256, self._chunk_size))
-            hidden, targets = pad(hidden, (0, 0, 0, missing)), pad(targets, (0, missing))
-            chunks = list(zip(hidden.split(self._chunk_size), targets.split(self._chunk_size), strict=True))
-            parts = []
-            for chunk in chunks:
-                if len(chunks) > 1 and torch.is_grad_enabled():
-                    parts.append(checkpoint(self._head, *chunk, use_reentrant=False, preserve_rng_state=False))
-                else:
-                    parts.append(self._head(*chunk))
-            logprobs.append(torch.cat(parts)[:found])
-        return torch.cat(logprobs)
+            hidden = self._hidden(pad(ids, extra), positions, body)
+            yield hidden[:, : length - 1][mask], ids[:, 1:][mask]
+
+    def of_tokens(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """[n] log-probs of ``targets`` [n], given the body's states [n, width] before them."""
+        found = len(targets)
+        missing = self._padding(targets, 0, min(256, self._chunk_size))
+        hidden, targets = pad(hidden, (0, 0, 0, missing)), pad(targets, (0, missing))
+        chunks = list(zip(hidden.split(self._chunk_size), targets.split(self._chunk_size), strict=True))
+        parts = []
+        for chunk in chunks:
+            if len(chunks) > 1 and torch.is_grad_enabled():
+                parts.append(checkpoint(self._head, *chunk, use_reentrant=False, preserve_rng_state=False))
+            else:
+                parts.append(self._head(*chunk))
+        return torch.cat(parts)[:found]
 
     @staticmethod
     def _padding(values: Tensor, dim: int, multiple: int, limit: int | None = None) -> int:
@@ -79,10 +100,10 @@ class TokenLogprobs(nn.Module):
         padding = -length % multiple if values.device.type == "cpu" else 0
         return padding if limit is None else max(0, min(padding, limit - length))
 
-    def _hidden(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    def _hidden(self, input_ids: Tensor, position_ids: Tensor | None = None, body: nn.Module | None = None) -> Tensor:
         # Under a causal mask padding on the right reaches no real token; without a padding mask attention is faster.
         # Transformers keeps sequences of a row apart by their position ids.
-        body = self._parts[0]
+        body = body or self._parts[0]
         hidden: Tensor = body(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         return hidden
 
@@ -94,6 +115,8 @@ class TokenLogprobs(nn.Module):
 
     def _head(self, hidden: Tensor, targets: Tensor) -> Tensor:
         logits = self._logits(hidden)
+        if self._temperature != 1:
+            logits = logits / self._temperature
         return logits.gather(-1, targets[:, None]).squeeze(-1) - logits.logsumexp(-1)
 
     @torch.no_grad()

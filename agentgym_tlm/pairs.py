@@ -137,19 +137,25 @@ def cut_turns(trajectory: Trajectory, turns: int) -> Trajectory:
 
 @torch.no_grad()
 def score_reference(
-    model: nn.Module, trajectories: Sequence[Trajectory], *, batch_size: int = 16, include_end_of_turn: bool = True
+    model: nn.Module,
+    trajectories: Sequence[Trajectory],
+    *,
+    batch_size: int = 16,
+    include_end_of_turn: bool = True,
+    temperature: float = 1.0,
 ) -> list[Trajectory]:
     """Copies of ``trajectories`` whose trainable turns carry ``ref_logprobs`` and ``confidence`` under ``model``.
 
-    One forward per sequence, those of similar length together; a trajectory that occurs several times is scored once
-    and its copy shared. Raises TrajectoryError for trajectories that cannot be trained on.
+    Both are those of sampling at ``temperature``. One forward per sequence, those of similar length together; a
+    trajectory that occurs several times is scored once and its copy shared. Raises TrajectoryError for trajectories
+    that cannot be trained on.
     """
     unique = list({id(trajectory): trajectory for trajectory in trajectories}.values())
     rows = [(i, row) for i, t in enumerate(unique) for row in Example.from_trajectory(t).rows_apart()]
     found: list[list[float]] = [[] for _ in rows]
     training = model.training
     model.eval()
-    module = TokenLogprobs(model)
+    module = TokenLogprobs(model, temperature=temperature)
     device = next(model.parameters()).device
     order = sorted(range(len(rows)), key=lambda i: rows[i][1].length)
     for start in range(0, len(order), batch_size):

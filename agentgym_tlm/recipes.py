@@ -28,7 +28,23 @@ from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.methods import METHODS, option_group
 from agentgym_tlm.trainers.sft import SFTArguments
 
-TrainerName = Literal["sft", "rft", "dpo", "dmpo", "dil", "kto", "ipr", "stepagent", "nat", "coh", "tlm-dre"]
+TrainerName = Literal[
+    "sft",
+    "rft",
+    "dpo",
+    "dmpo",
+    "dil",
+    "kto",
+    "ipr",
+    "stepagent",
+    "nat",
+    "coh",
+    "tlm-dre",
+    "ppo",
+    "rloo",
+    "grpo",
+    "gigpo",
+]
 ConfigT = TypeVar("ConfigT", bound="ExperimentConfig")
 
 
@@ -187,6 +203,15 @@ _TINY_PAIRS: dict[str, Any] = {
     "num_tasks": 256,
     "n_slots": 128,
 }
+_TINY_ONLINE: dict[str, Any] = {
+    "learning_rate": 1e-4,
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 1,
+    "mixed_precision": "bf16",
+    "num_iterations": 40,
+    "beta": 0.0,
+    "drop_degenerate": True,
+}
 _TINY_METHODS: dict[str, dict[str, Any]] = {
     "dpo": {**_TINY_PAIRS, "temperature": 1.0, "num_train_epochs": 1.0},
     "dmpo": {**_TINY_PAIRS, "num_train_epochs": 1.0},
@@ -204,6 +229,10 @@ _TINY_METHODS: dict[str, dict[str, Any]] = {
         "num_tasks": 256,
         "n_slots": 128,
     },
+    "ppo": {**_TINY_ONLINE, "num_train_epochs": 1.0},
+    "rloo": _TINY_ONLINE,
+    "grpo": _TINY_ONLINE,
+    "gigpo": _TINY_ONLINE,
     "coh": {**_TINY_PAIRS, "learning_rate": 5e-4, "per_device_train_batch_size": 4},
 }
 

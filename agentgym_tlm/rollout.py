@@ -79,8 +79,7 @@ def rollout(
     every turn records those that it was shown. ``max_turns`` overrides the environment's step limit. ``writer`` gets
     each trajectory as its episode ends. ``progress`` is called with the counts so far after every round of turns.
     ``resume`` are trajectories of an earlier, interrupted call with the same arguments: they are returned in their
-    places and not played again, except those that ended as ``env_error``,
-    ``policy_error`` or ``aborted``.
+    places and not played again, except those that ended as ``env_error``, ``policy_error`` or ``aborted``.
 
     An EnvironmentFailureError ends its episode as ``env_error`` and replaces the environment; a generation with an
     error ends its episode as ``policy_error``, and a policy that is of no use any more raises. On KeyboardInterrupt the

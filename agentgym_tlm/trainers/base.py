@@ -30,6 +30,7 @@ from agentgym_tlm.batch import Example, TurnBatch, collate
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError, TrainingError
 from agentgym_tlm.files import to_json
+from agentgym_tlm.logprobs import TokenLogprobs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy, weights_fingerprint
 from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.rollout import RolloutProgress
@@ -69,6 +70,8 @@ class Trainer(ABC, Generic[ArgsT]):
 
     dropout: ClassVar[bool] = True
     """Whether updates use the model's dropout; off where a loss compares with a reference scored without."""
+    continuous: ClassVar[bool] = False
+    """Whether optimiser and schedule live through all iterations; else each of them begins anew."""
 
     def __init__(
         self,
@@ -94,6 +97,7 @@ class Trainer(ABC, Generic[ArgsT]):
         self._given_version = policy.version
         self._begun = False
         self._lines = 0  # written to metrics.jsonl
+        self._module: Any = None
         AcceleratorState._reset_state(reset_partial_state=True)  # an earlier trainer's precision and sharding
         self.accelerator = Accelerator(
             mixed_precision=args.mixed_precision,
@@ -114,11 +118,20 @@ class Trainer(ABC, Generic[ArgsT]):
 
     @abstractmethod
     def loss(self, logprobs: Tensor, batch: TurnBatch) -> tuple[Tensor, Metrics]:
-        """Mean loss over the batch's units and metrics that are means over them; ``logprobs`` is [N]."""
+        """Mean loss over the batch's units and metrics that are means over them; ``logprobs`` is :meth:`module`'s."""
 
     @abstractmethod
     def units(self, item: Item) -> int:
         """How much one item weighs in the mean that :meth:`loss` takes."""
+
+    def module(self, model: torch.nn.Module) -> torch.nn.Module:
+        """What is trained and wrapped for distribution, around ``model``: it gives [N] log-probs."""
+        return TokenLogprobs(model)
+
+    @property
+    def schedule_steps(self) -> int:
+        """Updates that the schedule of the learning rate spans."""
+        return self.total_steps
 
     def before_update(self, parts: Sequence[Sequence[Item]], shares: Sequence[float]) -> None:
         """See what an update is about to learn from: this process's micro-batches, and their shares of its units."""
@@ -174,7 +187,7 @@ class Trainer(ABC, Generic[ArgsT]):
         self.state, _ = read_checkpoint(path, self._run())
         self._resume_from = path
         if self.accelerator.is_main_process:
-            cut_metrics(self.output_dir / "metrics.jsonl", self.state.step)
+            cut_metrics(self.output_dir / "metrics.jsonl", self.state)
 
     def sample_to(
         self, path: Path, tasks: Sequence[str | Prefix], *, temperature: float, samples: int, n_slots: int
@@ -232,7 +245,11 @@ class Trainer(ABC, Generic[ArgsT]):
         self.total_steps = (
             args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * plan.updates_per_epoch)
         )
-        self._prepare(data_fingerprint(example for item in items for example in item))
+        data = data_fingerprint(example for item in items for example in item)
+        if self._module is None or not self.continuous:
+            self._prepare(data)
+        else:
+            self._begin_iteration(data)
         self._learn_mode()
         window: defaultdict[str, Tensor | float] = defaultdict(float)
         units = [self.units(item) for item in items]
@@ -284,14 +301,9 @@ class Trainer(ABC, Generic[ArgsT]):
         """Wrap model and optimizer for the iteration, and load the checkpoint of a resumed run."""
         args, accelerator = self.args, self.accelerator
         accelerator.free_memory()
-        module = self.sharding.module(self.policy.model)
-        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        groups = [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": args.weight_decay},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
+        module = self.sharding.module(self.policy.model, self.module)
         optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
+            self.parameter_groups(module),
             lr=args.learning_rate,
             betas=(args.adam_beta1, args.adam_beta2),
             eps=args.adam_epsilon,
@@ -301,13 +313,11 @@ class Trainer(ABC, Generic[ArgsT]):
         self._scheduler = get_scheduler(
             args.lr_scheduler_type,
             self._optimizer,
-            num_warmup_steps=min(math.ceil(args.warmup_ratio * self.total_steps), self.total_steps - 1),
-            num_training_steps=self.total_steps,
+            num_warmup_steps=min(math.ceil(args.warmup_ratio * self.schedule_steps), self.schedule_steps - 1),
+            num_training_steps=self.schedule_steps,
         )
         if self._resume_from is None:
-            self.state.data = data
-            self.state.fit_step = 0
-            set_seed(self.iteration_seed, device_specific=True)
+            self._begin_iteration(data)
             return
         if self.state.data != data:
             raise CheckpointError(f"{self._resume_from} was trained on other data than this run collected or was given")
@@ -316,6 +326,20 @@ class Trainer(ABC, Generic[ArgsT]):
         self._updated = True
         self._scheduler.load_state_dict(scheduler)
         self._resume_from = None
+
+    def parameter_groups(self, module: torch.nn.Module) -> list[dict[str, Any]]:
+        """What the optimiser updates: matrices with weight decay, biases and norms without."""
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.args.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def _begin_iteration(self, data: str) -> None:
+        self.state.data = data
+        self.state.fit_step = 0
+        set_seed(self.iteration_seed, device_specific=True)
 
     def _backward(self, batch: TurnBatch, share: float, window: defaultdict[str, Tensor | float]) -> None:
         logprobs = self._module(batch.input_ids, batch.loss_mask, batch.groups, batch.position_ids)

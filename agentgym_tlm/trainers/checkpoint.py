@@ -97,13 +97,16 @@ def read_checkpoint(path: str | os.PathLike[str], run: dict[str, Any]) -> tuple[
     return state, scheduler
 
 
-def cut_metrics(path: Path, step: int) -> None:
-    """Forget the lines of a ``metrics.jsonl`` behind ``step``: the resumed run writes them again."""
+def cut_metrics(path: Path, state: TrainerState) -> None:
+    """Forget the lines of a ``metrics.jsonl`` behind ``state``: the resumed run writes them again."""
     if not path.exists():
         return
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if not line.endswith("\n") or json.loads(line)["step"] > step:
+        if not line.endswith("\n"):
+            break
+        record = json.loads(line)
+        if (record["iteration"], record["step"]) > (state.iteration, state.step):
             break
         kept.append(line)
     write_text(path, "".join(kept))
@@ -128,7 +131,7 @@ def data_fingerprint(examples: Iterable[Example]) -> str:
     for example in examples:
         digest.update(example.turn_weights.tobytes() + bytes([example.won]))
         for row in example.rows:
-            for array in (row.input_ids, row.turn_ids, row.loss_mask, row.ref_logprobs, row.old_logprobs):
+            for array in (row.input_ids, row.turn_ids, row.loss_mask, *row.token_values.values()):
                 digest.update(b"-" if array is None else array.tobytes())
     return digest.hexdigest()[:16]
 

@@ -16,6 +16,7 @@ from accelerate.utils import gather_object
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.files import write_text
+from agentgym_tlm.pairs import score_reference
 from agentgym_tlm.policies.base import Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
@@ -101,6 +102,16 @@ def training_tasks(envs: EnvArgs, limit: int | None, given: Sequence[Trajectory]
             "them with --trainer sft, or give each its task id"
         )
     return replace(manifest, task_ids=tasks).take(limit)
+
+
+def score_together(
+    accelerator: Accelerator, model: Any, trajectories: Sequence[Trajectory], **options: Any
+) -> list[Trajectory]:
+    """:func:`score_reference` with its ``options``, each process its share; every process gets all trajectories."""
+    rank, world = accelerator.process_index, accelerator.num_processes
+    share = slice(len(trajectories) * rank // world, len(trajectories) * (rank + 1) // world)
+    mine = score_reference(model, trajectories[share], **options)
+    return mine if world == 1 else list(gather_object(mine))
 
 
 def within_context(trajectories: Sequence[Trajectory], max_context: int) -> list[Trajectory]:

@@ -15,19 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from agentgym_tlm.batch import Example, TurnBatch
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError
-from agentgym_tlm.pairs import Pair, build_pairs, is_scored, read_pairs, score_reference, write_pairs
+from agentgym_tlm.pairs import Pair, build_pairs, is_scored, read_pairs, write_pairs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
-from agentgym_tlm.trainers.collect import expert_play, training_tasks, within_context
+from agentgym_tlm.trainers.collect import expert_play, score_together, training_tasks, within_context
 from agentgym_tlm.trajectory import Trajectory
 
 
@@ -220,18 +219,15 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
         if self.reference is None:
             return list(trajectories)
         model: Any = self._reference or self.policy.model
-        accelerator = self.accelerator
-        rank, world = accelerator.process_index, accelerator.num_processes
-        share = slice(len(trajectories) * rank // world, len(trajectories) * (rank + 1) // world)
         adapters_off = self.args.lora is not None and self.reference == "initial"
         with self.sharding.autocast(), model.disable_adapter() if adapters_off else nullcontext():
-            mine = score_reference(
+            return score_together(
+                self.accelerator,
                 model,
-                trajectories[share],
+                trajectories,
                 batch_size=2 * self.args.per_device_train_batch_size,
                 include_end_of_turn=self.include_end_of_turn,
             )
-        return mine if world == 1 else list(gather_object(mine))
 
     @property
     def _folder(self) -> Path:

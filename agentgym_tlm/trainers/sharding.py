@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -26,7 +27,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from agentgym_tlm.errors import ConfigError
-from agentgym_tlm.logprobs import TokenLogprobs
 from agentgym_tlm.trainers.args import TrainingArguments
 
 PATIENCE = timedelta(days=1)
@@ -92,16 +92,16 @@ class Sharding:
         context: AbstractContextManager[Any] = self.accelerator.no_sync(module)
         return nullcontext() if last or self.on else context
 
-    def module(self, model: nn.Module) -> TokenLogprobs:
-        """What to prepare and train so that ``model`` learns: itself or, to be shared out, a copy."""
+    def module(self, model: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
+        """What to prepare and train so that ``model`` learns: it or, to be shared out, a copy, in its wrapper."""
         if not self.on:
-            return TokenLogprobs(model)
+            return wrap(model)
         trained = copy.deepcopy(model).to(self.accelerator.device)
         if self.args.mixed_precision != "no":
             trained.float()
-        module = TokenLogprobs(trained)
+        module = wrap(trained)
         cast: Any = self.autocast()
-        module.forward = cast(module.forward)  # type: ignore[method-assign]
+        module.forward = cast(module.forward)
         return module
 
     def give_up(self, model: nn.Module) -> None:

@@ -17,16 +17,19 @@ from torch import Tensor
 from agentgym_tlm.batch import Example, collate
 from agentgym_tlm.cli import main
 from agentgym_tlm.evaluate import read_results
-from agentgym_tlm.logprobs import TokenLogprobs, token_logprobs
+from agentgym_tlm.logprobs import token_logprobs
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.trainers.args import LoraArguments, TrainingArguments
 from agentgym_tlm.trainers.base import Item, Trainer
 from agentgym_tlm.trainers.methods import METHODS, Method
+from agentgym_tlm.trainers.online import OnlineTrainer
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
 from tests.trainers.crossing import ENVS, sft_policy, won
 
-NAMES = ["sft", *METHODS]
+ALL = {"sft": Method(SFTArguments, SFTTrainer), **METHODS}
+NAMES = list(ALL)
 IMITATING = {"learning_rate": 3e-3, "max_steps": 60}
+ONLINE = {"learning_rate": 1e-3, "max_steps": 2, "num_iterations": 12, "drop_degenerate": True}
 LEARNING: dict[str, dict[str, Any]] = {
     "sft": IMITATING,
     "rft": IMITATING,
@@ -34,6 +37,7 @@ LEARNING: dict[str, dict[str, Any]] = {
     "coh": {"learning_rate": 3e-3, "max_steps": 150},
     "dpo": {"learning_rate": 1e-4},
     "dmpo": {"learning_rate": 1e-4},
+    **dict.fromkeys(("ppo", "rloo", "grpo", "gigpo"), ONLINE),
 }
 """What differs from the options of :func:`trainer_for`: losses of summed log-probs need smaller steps."""
 
@@ -53,7 +57,7 @@ def sft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trainer_for(name: str, policy: Path, folder: Path, **options: Any) -> Trainer[Any]:
     """The trainer of a name on the small world; options that its arguments do not have are left out."""
-    arguments, kind = Method(SFTArguments, SFTTrainer) if name == "sft" else METHODS[name]
+    arguments, kind = ALL[name]
     defaults = {
         "learning_rate": 3e-4,
         "lr_scheduler_type": "constant_with_warmup",
@@ -66,6 +70,8 @@ def trainer_for(name: str, policy: Path, folder: Path, **options: Any) -> Traine
         "logging_steps": 1,
         "save_steps": None,
     }
+    if issubclass(kind, OnlineTrainer) and options.get("samples_per_task") == 1:
+        options = {**options, "samples_per_task": 4}  # an episode is compared with others of its task
     known = {field.name for field in fields(arguments)}
     chosen = {**defaults, **LEARNING.get(name, {}), **options, "output_dir": str(folder)}
     made: TrainingArguments = arguments(**{key: value for key, value in chosen.items() if key in known})
@@ -92,7 +98,7 @@ class Collected:
     def gradient(self, items: list[Item], size: int, accumulate: int = 1) -> tuple[float, Tensor]:
         """Loss and gradient of one update on ``items`` from the policy as it was given, by the loop itself."""
         trainer = self.trainer
-        trainer.policy.model.load_state_dict(self.weights)
+        trainer.module(trainer.policy.model).load_state_dict(self.weights)
         trainer.args = replace(
             trainer.args, per_device_train_batch_size=size, gradient_accumulation_steps=accumulate, max_steps=1
         )
@@ -106,13 +112,13 @@ class Collected:
             return clip(parameters, limit)
 
         def on_log(line: Mapping[str, float]) -> None:
-            losses.append(line["loss"])
+            losses.extend(line[name] for name in line if name == "loss")
 
         trainer.on_log = on_log
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(trainer.accelerator, "clip_grad_norm_", keep)
             trainer.fit(items)
-        trainer.policy.model.load_state_dict(self.weights)
+        trainer.module(trainer.policy.model).load_state_dict(self.weights)
         return losses[0], found[0]
 
 
@@ -123,14 +129,16 @@ def collected(name: str, policy: Path, folder: Path, **options: Any) -> Collecte
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "fit", kept.extend)
         trainer.train()
-    weights = {key: value.clone() for key, value in trainer.policy.model.state_dict().items()}
+    weights = {key: value.clone() for key, value in trainer.module(trainer.policy.model).state_dict().items()}
     step = max(1, len(kept) // 8)
     return Collected(trainer, kept[::step][:8], weights)
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def data(request: pytest.FixtureRequest, sft_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    return collected(request.param, sft_folder, tmp_path_factory.mktemp("data"), samples_per_task=2)
+    samples = 8 if issubclass(ALL[request.param].trainer, OnlineTrainer) else 2
+    folder = tmp_path_factory.mktemp("data")
+    return collected(request.param, sft_folder, folder, samples_per_task=samples, num_iterations=1)
 
 
 @pytest.mark.parametrize(("size", "accumulate"), [(4, 2), (1, 8), (3, 3)])
@@ -161,7 +169,7 @@ def test_only_what_the_policy_wrote_is_learnt(data: Collected) -> None:
     data.gradient(items, 8)
     batch = collate(*zip(*items, strict=True))
     trainer.before_update([items], [1.0])
-    module = TokenLogprobs(trainer.policy.model)
+    module = trainer.module(trainer.policy.model)
     seen: list[Tensor] = []
 
     def keep(_: torch.nn.Module, __: Any, outputs: Any) -> None:
@@ -197,7 +205,7 @@ def test_reference_is_the_policy_before_training(data: Collected) -> None:
     examples = [example for item in data.items for example in item]
     if any(row.ref_logprobs is None for example in examples for row in example.rows):
         pytest.skip(f"{type(data.trainer).__name__} has no reference")
-    data.trainer.policy.model.load_state_dict(data.weights)
+    data.trainer.module(data.trainer.policy.model).load_state_dict(data.weights)
     for kept, again in reference_logprobs(examples, data.trainer.policy.model):
         torch.testing.assert_close(kept, again, rtol=1e-5, atol=1e-5)
 
@@ -205,6 +213,7 @@ def test_reference_is_the_policy_before_training(data: Collected) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_model_without_its_adapters_stays_the_reference(name: str, sft_folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"lora": LoraArguments(r=4), "samples_per_task": 1, "max_steps": 3, "learning_rate": 1e-2}
+    options["num_iterations"] = 1
     trainer = trainer_for(name, sft_folder, tmp_path, **options)
     kept: list[Item] = []
     fit = trainer.fit
@@ -277,6 +286,8 @@ def test_main_job_on_alfworld(name: str, lora: bool, alfworld_sft: Path, tmp_pat
     options = [f"--{name}.lora.r", "8"] if lora else []
     if any(field.name == "num_tasks" for field in fields(METHODS[name].arguments)):
         options += [f"--{name}.num-tasks", "8"]
+    if issubclass(METHODS[name].trainer, OnlineTrainer):
+        options += [f"--{name}.num-iterations", "2", f"--{name}.samples-per-task", "2"]
     command = ["train", "--trainer", name, "--sft-policy", str(alfworld_sft), "--output-dir", str(tmp_path / "run")]
     assert main([*command, *options, *SHORT]) == 0
     results = read_results(tmp_path / "run" / "results.json")
