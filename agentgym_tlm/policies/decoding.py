@@ -150,7 +150,7 @@ def _groups(widths: list[int]) -> list[list[int]]:
     for i in sorted(range(len(widths)), key=lambda i: widths[i]):
         if groups:
             group = groups[-1]
-            similar = widths[i] <= 2 * widths[group[0]] + 16
+            similar = widths[i] <= 2 * widths[group[0]] + 64
             if similar and widths[i] * (len(group) + 1) <= _PREFILL_TOKENS:
                 group.append(i)
                 continue

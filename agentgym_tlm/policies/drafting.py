@@ -1,9 +1,9 @@
 """Guessing what a model is about to write, so that one forward pass can check several tokens.
 
 An agent says much the same turn after turn: ``Thought: ... Action: go to ...``, with names that it has just read. The
-:class:`Drafter` looks up what followed the newest tokens when they last occurred (prompt lookup: Saxena 2023), in any of
-the conversations that share its memory. A draft decides nothing: what a token is follows from the logits and from the
-uniform number of its position, so that a wrong guess costs a little time and changes no response.
+:class:`Drafter` looks up what followed the newest tokens when they last occurred (prompt lookup: Saxena 2023), in any
+of the conversations that share its memory. A draft decides nothing: what a token is follows from the logits and from
+the uniform number of its position, so that a wrong guess costs a little time and changes no response.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from agentgym_tlm.prompt import ReactFormat
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.trajectory import FinishReason
 
-
 _MOST_LOGITS = 2**26  # of drafted tokens in one pass
 
 
