@@ -17,7 +17,7 @@ import torch
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.base import Conversation
 from agentgym_tlm.policies.cache import Slot, SlotCache
-from agentgym_tlm.policies.drafting import Drafter
+from agentgym_tlm.policies.drafting import LONGEST_CONTEXT, Drafter
 
 _PREFILL_TOKENS = 16384  # most tokens, padding included, of one forward pass over prompts
 _SHRINK_AT = 0.75  # finished rows leave the batch once this fraction of it remains: moving rows is not free
@@ -42,6 +42,10 @@ class Row:
     written: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finished: bool = False
+
+    def beyond(self, length: int) -> list[int]:
+        """Tokens of the sequence, and of what has been written, behind the first ``length``."""
+        return self.ids[length:] + self.written[max(0, length - len(self.ids)) :]
 
     def take(self, ids: list[int], logprobs: list[float], stop_ids: frozenset[int]) -> None:
         """Write the tokens that were sampled behind each token of the draft, as far as the draft was right."""
@@ -74,7 +78,7 @@ class CachedDecoder:
         self._batch: list[Row] = []
         for row in rows:
             slot = _slot(row)
-            drafter.learn(row.ids, slot.learnt)
+            drafter.learn(row.ids, min(slot.learnt, slot.length))
             slot.learnt = len(row.ids)
 
     def run(self, rows: list[Row], most_drafted: int) -> Iterator[tuple[list[Row], torch.Tensor]]:
@@ -85,11 +89,11 @@ class CachedDecoder:
         """
         for row in rows:
             limit = min(row.draft_limit, most_drafted, len(row.uniforms) - len(row.written) - 1)
-            row.draft = self._drafter.draft(row.ids[-8:] + row.written, limit)
+            row.draft = self._drafter.draft(row.ids[-LONGEST_CONTEXT:] + row.written, limit)
         if len(rows) <= _SHRINK_AT * len(self._batch) or not self._batch:
             self._cache.move_to_front([_slot(row) for row in rows])
             self._batch = sorted(rows, key=lambda row: _slot(row).row)
-        pieces = [(row.ids + row.written)[_slot(row).length :] + row.draft for row in self._batch]
+        pieces = [row.beyond(_slot(row).length) + row.draft for row in self._batch]
         for group in _groups([len(piece) for piece in pieces]):
             group.sort()
             members = [self._batch[i] for i in group]
@@ -126,7 +130,7 @@ class PlainDecoder:
     def run(self, rows: list[Row], most_drafted: int) -> Iterator[tuple[list[Row], torch.Tensor]]:
         """All rows with their last logits [rows, 1, vocabulary]."""
         del most_drafted
-        ids, padding = _pad_left([row.ids + row.written for row in rows], self._device)
+        ids, padding = _pad_left([row.beyond(0) for row in rows], self._device)
         positions = (torch.cumsum(~padding, dim=1) - 1).clamp(min=0)
         yield rows, self._forward(None, 1, input_ids=ids, attention_mask=(~padding).long(), position_ids=positions)
 

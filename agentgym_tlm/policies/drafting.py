@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _CONTEXTS = (8, 4, 2)  # how many newest tokens are looked up, longest first
+LONGEST_CONTEXT = _CONTEXTS[0]
 _MOST_CONTEXTS = 500_000  # remembered at most, some 100 MB; then all are forgotten
 
 
@@ -30,7 +31,7 @@ class Drafter:
 
     def draft(self, newest: Sequence[int], limit: int) -> list[int]:
         """At most ``limit`` tokens that may follow a sequence which ends with the ``newest`` 8 (or all, if fewer)."""
-        ids = list(newest[-_CONTEXTS[0] :])
+        ids = list(newest[-LONGEST_CONTEXT:])
         known = len(ids)
         while len(ids) < known + limit:
             guesses = (self._next.get(tuple(ids[-size:])) for size in _CONTEXTS if size <= len(ids))

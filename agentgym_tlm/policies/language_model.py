@@ -232,7 +232,9 @@ class LanguageModelPolicy:
         else:
             decoder = PlainDecoder(self._forward, self.device)
         # The logits of drafts take memory: with a big vocabulary and many rows, fewer are drafted.
-        most_drafted = min(self.draft_tokens, _MOST_LOGITS // (len(rows) * self.model.config.vocab_size))
+        most_drafted = min(
+            self.draft_tokens, _MOST_LOGITS // (len(rows) * self.model.config.get_text_config().vocab_size)
+        )
         writing = rows
         while writing:
             for members, logits in decoder.run(writing, most_drafted):

@@ -19,7 +19,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from agentgym_tlm.batch import Example, collate
 from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.logprobs import token_logprobs
 from agentgym_tlm.policies.base import Conversation, Generation
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.policies.tiny import TINY_FORMAT
@@ -138,6 +140,17 @@ def test_forty_turns_are_what_recomputing_from_scratch_gives(
         assert again.sequences[0] == conversation.sequences[0][: len(again.sequences[0])]
 
 
+@pytest.mark.parametrize("make_model", [_qwen2, _llama, _neox], ids=["qwen2", "llama", "neox"])
+def test_recorded_logprobs_are_those_of_the_trainer(make_model: Callable[[], PreTrainedModel]) -> None:
+    """Importance ratios that are not 1 before the first update clip tokens, and hide an update that went missing."""
+    model = make_model()
+    trajectories = rollout(_policy(model), "Toy-v0", n_slots=4, max_turns=4)
+    batch = collate([Example.from_trajectory(trajectory) for trajectory in trajectories])
+    with torch.no_grad():
+        expected = token_logprobs(model.eval(), batch)
+    assert torch.allclose(batch.flat(batch.old_logprobs), expected, atol=1e-5)
+
+
 def test_drafts_save_passes_and_change_no_response() -> None:
     class Undrafted(LanguageModelPolicy):
         draft_tokens = 0
@@ -148,7 +161,7 @@ def test_drafts_save_passes_and_change_no_response() -> None:
     for cls in (LanguageModelPolicy, Undrafted):
         policy = cls(model, TOKENIZER, format=TINY_FORMAT, max_new_tokens=20, name="test", temperature=0)
         counted: list[int] = []
-        hook = model.register_forward_pre_hook(lambda *_, counted=counted: counted.append(1))  # type: ignore[misc]
+        hook = model.register_forward_pre_hook(lambda *_, counted=counted: counted.append(1))
         written.append([trajectory.sequences for trajectory in rollout(policy, "Toy-v0", n_slots=3, max_turns=6)])
         hook.remove()
         passes[cls] = len(counted)
