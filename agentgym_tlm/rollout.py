@@ -2,6 +2,8 @@
 
 ``n_slots`` episodes run side by side, one environment each. All running episodes get their next response in one call of
 the policy, and a slot whose episode has ended takes the next task at once: no slot waits for another's episode.
+Environments whose steps take long (``TextEnv.slow``) take them in threads, while the policy writes for the others: a
+call of the policy is then for those that have answered, as soon as these are half of the running ones.
 
 What an episode does depends on the seed, its task, its sample number, the prefix that it begins with, if any, and the
 policy, and on nothing else: not on the number of slots, nor on the other tasks or their order. (Up to floating point: a
@@ -12,7 +14,10 @@ million.)
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -185,7 +190,8 @@ class _Rollout:
         self.keys = [key._replace(sample=sample) for key in starts for sample in range(samples_per_task)]
         queue = [key for key in self.keys if key not in skip]
         self.beginnings = Beginnings(key.prefix for key in queue if key.prefix)
-        self._queue = iter(queue)
+        self._queue = deque(queue)
+        self.threads: Executor | None = None
         self._counts = RolloutProgress(total=len(queue))
         self._slots = [first, *(_Slot(self) for _ in range(1, min(n_slots, len(queue))))]
 
@@ -241,25 +247,28 @@ class _Rollout:
             slot.close()
 
     def _play(self) -> Iterator[Trajectory]:
-        while True:
-            for slot in self._slots:
-                while slot.trajectory is None and (key := next(self._queue, None)) is not None:
-                    if (failed := slot.start(key)) is not None:
-                        yield self._record(failed)
-            running = [slot for slot in self._slots if slot.trajectory is not None]
-            if not running:
-                return
-            generations = self.policy.act([slot.conversation for slot in running])
-            ended = []
-            for slot, generation in zip(running, generations, strict=True):
-                trajectory = slot.play(generation)
-                self._counts.turns += not (generation.overflow or generation.aborted or generation.error)
-                self._counts.tokens += len(generation.token_ids or ())
-                if trajectory is not None:
-                    ended.append(self._record(trajectory))
-            if self._progress is not None:
-                self._progress(self._counts)
-            yield from ended
+        slow = self._slots[0].text_env.slow
+        with ThreadPoolExecutor(len(self._slots)) if slow else nullcontext() as self.threads:
+            while True:
+                for slot in self._slots:
+                    if slot.trajectory is None and self._queue:
+                        slot.start(self._queue.popleft())
+                running = [slot for slot in self._slots if slot.trajectory is not None]
+                if not running:
+                    return
+                _wait_for_half(running)
+                ended = [self._record(end) for slot in running if slot.answered and (end := slot.hear()) is not None]
+                if self._progress is not None:
+                    self._progress(self._counts)
+                yield from ended
+                ready = [slot for slot in running if slot.ready]
+                if not ready or (ended and self._queue):
+                    continue
+                generations = self.policy.act([slot.conversation for slot in ready])
+                for slot, generation in zip(ready, generations, strict=True):
+                    self._counts.turns += not (generation.overflow or generation.aborted or generation.error)
+                    self._counts.tokens += len(generation.token_ids or ())
+                    slot.play(generation)
 
     def _record(self, trajectory: Trajectory) -> Trajectory:
         self._counts.episodes += 1
@@ -274,6 +283,7 @@ class _Slot:
 
     conversation: Conversation
     trajectory: Trajectory | None = None
+    _answer: Future[Any] | None = None
 
     def __init__(self, run: _Rollout) -> None:
         self._run = run
@@ -291,8 +301,23 @@ class _Slot:
         """What an episode's course depends on besides policy, task and seed."""
         return {**self.text_env.version(), "max_episode_steps": self.text_env.max_episode_steps}
 
-    def start(self, key: EpisodeKey) -> Trajectory | None:
-        """Begin an episode; returns its trajectory if the environment fails at once."""
+    @property
+    def answered(self) -> bool:
+        """Whether there is something to :meth:`hear`."""
+        return self._answer is not None and self._answer.done()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is the policy's turn."""
+        return self.trajectory is not None and self._answer is None
+
+    def wait(self) -> Future[Any]:
+        """What the environment is about to answer."""
+        assert self._answer is not None
+        return self._answer
+
+    def start(self, key: EpisodeKey) -> None:
+        """Begin an episode; the environment's answer is its first observation."""
         run = self._run
         prefix = run.prefixes.get(key.prefix)
         rng = np.random.default_rng(episode_seed(run.seed, *key))
@@ -313,44 +338,40 @@ class _Slot:
             env=self.world,
             metadata={**({"weights": weights} if weights else {}), **({} if prefix is None else prefix.record)},
         )
-        try:
-            observation, info = self._begin(key.task_id, prefix)
-        except EnvironmentFailureError as error:
-            return self._fail(error)
-        self.trajectory.instruction = self.conversation.instruction = info["instruction"]
-        self.trajectory.task_type = info["task_type"]
-        self._observe(observation, info)
-        return None
-
-    def _begin(self, task_id: str, prefix: Prefix | None) -> tuple[str, dict[str, Any]]:
-        """Bring environment and conversation to where the policy's first turn is due."""
-        run, conversation = self._run, self.conversation
-        state = int(episode_seed(run.seed if prefix is None else prefix.state_seed, task_id).generate_state(1)[0])
+        state = int(episode_seed(run.seed if prefix is None else prefix.state_seed, key.task_id).generate_state(1)[0])
         self._turns_left = None
-        if prefix is None:
-            self._playing = self._env
-            conversation.expert = self.text_env.expert
-            return self._env.reset(seed=state, options={"task_id": task_id})
+        if prefix is not None:  # its snapshot may be another slot's, too
+            self._answer = _answered(lambda: self._begin(prefix, state))
+            return
+        self._playing = self._env
+        self.conversation.expert = self.text_env.expert
+        self._ask(lambda: self._env.reset(seed=state, options={"task_id": key.task_id}))
+
+    def _ask(self, call: Callable[[], Any]) -> None:
+        threads = self._run.threads
+        self._answer = _answered(call) if threads is None else threads.submit(call)
+
+    def _begin(self, prefix: Prefix, state: int) -> tuple[str, dict[str, Any]]:
+        """Bring environment and conversation to where the policy's first turn is due."""
         assert self.trajectory is not None
         self._turns_left = prefix.max_turns
         self.trajectory.turns = prefix.context()
-        conversation.observations = [turn.observation for turn in self.trajectory.turns]
-        conversation.responses = [turn.response for turn in self.trajectory.turns]
-        conversation.commands = [turn.admissible_commands for turn in self.trajectory.turns]
-        conversation.sequences, conversation.spans = prefix.tokens()
+        self.conversation.observations = [turn.observation for turn in self.trajectory.turns]
+        self.conversation.responses = [turn.response for turn in self.trajectory.turns]
+        self.conversation.commands = [turn.admissible_commands for turn in self.trajectory.turns]
+        self.conversation.sequences, self.conversation.spans = prefix.tokens()
         self._playing = self.text_env  # the wrappers of gym.make would miss what restore does
-        return run.beginnings.begin(prefix, self.text_env, state)
+        return self._run.beginnings.begin(prefix, self.text_env, state)
 
-    def play(self, generation: Generation) -> Trajectory | None:
-        """Carry out a response; returns the trajectory if that ends the episode."""
-        if generation.aborted:
-            return self.end(StopReason.ABORTED)
-        if generation.overflow:
-            return self.end(StopReason.TOKEN_BUDGET)
+    def play(self, generation: Generation) -> None:
+        """Carry out a response."""
         assert self.trajectory is not None
-        if generation.error is not None:
+        if generation.aborted or generation.overflow or generation.error is not None:
             self.trajectory.error = generation.error
-            return self.end(StopReason.POLICY_ERROR)
+            reason = StopReason.ABORTED if generation.aborted else StopReason.TOKEN_BUDGET
+            reason = reason if generation.error is None else StopReason.POLICY_ERROR
+            self._answer = _answered(lambda: reason)
+            return
         conversation, policy = self.conversation, self._run.policy
         conversation.responses.append(generation.text)
         parsed = policy.format.parse(generation.text)
@@ -371,11 +392,29 @@ class _Slot:
         if generation.token_ids is not None:  # a given turn may have been text until the policy encoded it
             for played, (sequence, start, end) in zip(self.trajectory.turns, conversation.spans, strict=True):
                 played.sequence, played.span = sequence, (start, end)
+        self._ask(lambda: self._playing.step(turn.action or ""))
+
+    def hear(self) -> Trajectory | None:
+        """Take in what the environment answered; returns the trajectory if that ends the episode."""
+        assert self.trajectory is not None
+        assert self._answer is not None
+        answer, self._answer = self._answer, None
         try:
-            observation, reward, terminated, truncated, info = self._playing.step(turn.action or "")
+            result = answer.result()
         except EnvironmentFailureError as error:
-            turn.trainable = False  # nobody knows what it would have done
+            if self.trajectory.turns:
+                self.trajectory.turns[-1].trainable = False  # nobody knows what it would have done
             return self._fail(error)
+        if isinstance(result, StopReason):
+            return self.end(result)
+        if len(result) == 2:
+            observation, info = result
+            self.trajectory.instruction = self.conversation.instruction = info["instruction"]
+            self.trajectory.task_type = info["task_type"]
+            self._observe(observation, info)
+            return None
+        observation, reward, terminated, truncated, info = result
+        turn = self.trajectory.turns[-1]
         turn.reward = float(reward)
         turn.action_valid = turn.well_formed and bool(info["action_valid"])
         self._observe(observation, info)
@@ -388,7 +427,7 @@ class _Slot:
     def end(self, reason: StopReason) -> Trajectory:
         """Complete the trajectory and leave the slot free."""
         assert self.trajectory is not None
-        trajectory, self.trajectory = self.trajectory, None
+        trajectory, self.trajectory, self._answer = self.trajectory, None, None
         trajectory.stop_reason = reason
         trajectory.sequences = self.conversation.sequences
         trajectory.metadata.update(self.conversation.metadata)
@@ -419,3 +458,21 @@ class _Slot:
         self._env.close()
         self._env = self._run.make_env()
         return self.end(StopReason.ENV_ERROR)
+
+
+def _answered(call: Callable[[], Any]) -> Future[Any]:
+    """What ``call`` returns, or its EnvironmentFailureError, as an answer that has arrived."""
+    answer: Future[Any] = Future()
+    try:
+        answer.set_result(call())
+    except EnvironmentFailureError as error:
+        answer.set_exception(error)
+    return answer
+
+
+def _wait_for_half(slots: Sequence[_Slot]) -> None:
+    """Wait until at least half of the slots are ready or answered."""
+    while pending := [slot.wait() for slot in slots if not (slot.ready or slot.answered)]:
+        if 2 * len(pending) <= len(slots):
+            return
+        wait(pending, return_when=FIRST_COMPLETED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from agentgym_tlm.envs.base import Info
+from agentgym_tlm.envs.registration import register
 from agentgym_tlm.errors import ConfigError, TaskNotFoundError
 from agentgym_tlm.policies.base import Conversation, Generation, Policy
 from agentgym_tlm.policies.expert import ExpertPolicy
@@ -105,6 +108,61 @@ def test_no_slot_waits_for_another_episode() -> None:
     assert sum(policy.batches) == turns
     waiting = next(i for i, size in enumerate(policy.batches) if size < 4)
     assert len(policy.batches) - waiting <= max(len(t.turns) for t in trajectories)
+
+
+class SlowToy(ToyEnv):
+    """The toy world behind a wire: every step takes a while, in the odd tasks a longer one."""
+
+    slow = True
+    stepping = 0
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        SlowToy.stepping += 1
+        time.sleep(0.03 if "study-" in self._play.task_id else 0.002)
+        try:
+            return super().step(action)
+        finally:
+            SlowToy.stepping -= 1
+
+
+register("SlowToy-v0", "tests.test_rollout:SlowToy", max_episode_steps=15)
+
+
+@pytest.mark.parametrize("make_policy", [lambda: ExpertPolicy(noise=0.4), tiny_policy], ids=["expert", "tiny"])
+def test_slow_environments_change_the_time_that_it_takes_only(make_policy: Any) -> None:
+    """Who answers when must not show in an episode: the same command would give other numbers each time."""
+    options: dict[str, Any] = {"samples_per_task": 2, "max_turns": 6, "n_slots": 5}
+    reference = rollout(make_policy(), "Toy-v0", **options)
+    actual = rollout(make_policy(), "SlowToy-v0", **options)
+    for trajectory in actual:
+        trajectory.env_id = "Toy-v0"
+    _assert_same(actual, reference)
+
+
+def test_the_policy_writes_while_slow_environments_step() -> None:
+    """One slow server would otherwise stop the model and all other episodes at every turn."""
+    stepping: list[int] = []
+
+    class Watching(WatchedExpert):
+        def act(self, conversations: Sequence[Conversation]) -> list[Generation]:
+            stepping.append(SlowToy.stepping)
+            return super().act(conversations)
+
+    policy = Watching()
+    rollout(policy, "SlowToy-v0", n_slots=6, samples_per_task=2)
+    assert max(stepping) > 0
+    assert max(policy.batches) > 1
+
+
+def test_a_failure_of_a_slow_environment_and_an_interrupt_are_told() -> None:
+    tasks = ["lamp-cellar-hall", "lamp-hall-study"]
+    failed, fine = rollout(ExpertPolicy(), "SlowToy-v0", tasks, env_kwargs={"fail_on": tasks[0]})
+    assert (failed.stop_reason, fine.won) == (StopReason.ENV_ERROR, True)
+    policy = WatchedExpert(interrupt_at=3)
+    with pytest.raises(KeyboardInterrupt):
+        rollout(policy, "SlowToy-v0", n_slots=3)
+    assert policy.ended >= 3
+    assert SlowToy.stepping == 0, "nothing goes on stepping behind the caller's back"
 
 
 def test_every_conversation_is_ended() -> None:

@@ -151,6 +151,8 @@ class TextEnv(gym.Env[str, str]):
     """Every split there can be; which of them exist depends on the data."""
     in_process: ClassVar[bool] = True
     """Whether a step is so fast that a vector environment gains nothing from worker processes."""
+    slow: bool = False
+    """Whether a step waits for another process or a server, so that a rollout has it wait in a thread."""
     manifest: TaskManifest
 
     def __init__(self, *, render_mode: str | None = None, max_episode_steps: int | None = None) -> None:

@@ -27,11 +27,12 @@ _CAPACITY_STEP = 256
 
 @dataclass(eq=False)
 class Slot:
-    """One episode's row: ``length`` tokens of its sequence are cached."""
+    """One episode's row: ``length`` tokens of its sequence are cached; ``learnt`` of them its drafts are made from."""
 
     cache: SlotCache
     row: int
     length: int = 0
+    learnt: int = 0
 
 
 class SlotCache(Cache):

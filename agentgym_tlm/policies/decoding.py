@@ -1,9 +1,13 @@
-"""Running a batch of conversations through the model token by token, with the slot cache or without any."""
+"""Running a batch of conversations through the model pass by pass, with the slot cache or without any.
+
+A pass covers the tokens of a row that are not cached yet, and behind them a draft of what may follow, so that one pass
+can yield several tokens; see :mod:`~agentgym_tlm.policies.drafting`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -13,123 +17,127 @@ import torch
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.base import Conversation
 from agentgym_tlm.policies.cache import Slot, SlotCache
+from agentgym_tlm.policies.drafting import LONGEST_CONTEXT, Drafter
 
 _PREFILL_TOKENS = 16384  # most tokens, padding included, of one forward pass over prompts
 _SHRINK_AT = 0.75  # finished rows leave the batch once this fraction of it remains: moving rows is not free
 
 
 class Forward(Protocol):
-    """The model: logits of the last position [batch, vocabulary], with or without a cache."""
+    """The model: logits of the last ``keep`` positions [batch, keep, vocabulary], with or without a cache."""
 
-    def __call__(self, cache: SlotCache | None, **inputs: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, cache: SlotCache | None, keep: int, **inputs: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(eq=False)
 class Row:
-    """One conversation's part of a batch."""
+    """One conversation's part of a batch, and what it has written so far."""
 
     conversation: Conversation
     ids: list[int]  # the conversation's sequence
     uniforms: npt.NDArray[np.float64]  # [max_new_tokens]
     slot: Slot | None
+    draft: list[int] = field(default_factory=list)
+    draft_limit: int = 4
+    written: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finished: bool = False
+
+    def beyond(self, length: int) -> list[int]:
+        """Tokens of the sequence, and of what has been written, behind the first ``length``."""
+        return self.ids[length:] + self.written[max(0, length - len(self.ids)) :]
+
+    def take(self, ids: list[int], logprobs: list[float], stop_ids: frozenset[int]) -> None:
+        """Write the tokens that were sampled behind each token of the draft, as far as the draft was right."""
+        right = 0
+        while right < len(self.draft) and ids[right] == self.draft[right]:
+            right += 1
+        for token, logprob in zip(ids[: right + 1], logprobs, strict=False):
+            self.written.append(token)
+            self.logprobs.append(logprob)
+            self.finished = token in stop_ids or len(self.written) == len(self.uniforms)
+            if self.finished:
+                break
+        if self.draft:
+            self.draft_limit = 2 * self.draft_limit if right == len(self.draft) else right + 1
+        self.draft = []
 
 
 class CachedDecoder:
-    """Runs each new token once. ``batch`` [n] are the rows still decoded, in the order of the logits.
+    """Runs each new token once, behind it the drafts of ``drafter``.
 
     The batch is kept a prefix of the cache's rows, so that attention works on the cache in place. Rows that have
-    finished go along until enough of them have: what they write lies behind their length and is never attended to.
+    finished go along until enough of them have: what they write lies behind their length and is never attended to. The
+    same holds for drafts that were wrong.
     """
 
-    def __init__(self, forward: Forward, cache: SlotCache, rows: list[Row], device: torch.device) -> None:
-        self._forward, self._cache, self._rows = forward, cache, rows
-        self._slots = [row.slot for row in rows if row.slot is not None]
-        self._device = device
-        self._starts = torch.tensor([len(row.ids) for row in rows], device=device)
-        self._steps = 0
-        cache.move_to_front(self._slots)
-        self._order(range(len(rows)))
+    def __init__(
+        self, forward: Forward, cache: SlotCache, drafter: Drafter, rows: list[Row], device: torch.device
+    ) -> None:
+        self._forward, self._cache, self._drafter, self._device = forward, cache, drafter, device
+        self._batch: list[Row] = []
+        for row in rows:
+            slot = _slot(row)
+            drafter.learn(row.ids, min(slot.learnt, slot.length))
+            slot.learnt = len(row.ids)
 
-    def _order(self, rows: Iterable[int]) -> None:
-        """Take ``rows`` as the batch, in the order of their cache rows."""
-        self._members = sorted(rows, key=lambda i: self._slots[i].row)
-        self._longest = max(len(self._rows[i].ids) for i in self._members)
-        self.batch = torch.tensor(self._members, device=self._device)
+    def run(self, rows: list[Row], most_drafted: int) -> Iterator[tuple[list[Row], torch.Tensor]]:
+        """Run what is new of ``rows``, those of similar width together; each group with its last logits.
 
-    def prefill(self) -> torch.Tensor:
-        """Run all rows' uncached tokens, rows of similar length together; logits in the order of ``batch``."""
-        logits: list[torch.Tensor] = []
-        order: list[int] = []
-        widths = [len(row.ids) - slot.length for row, slot in zip(self._rows, self._slots, strict=True)]
-        for group in _groups(widths):
-            members = sorted(group, key=lambda i: self._slots[i].row)
-            ids, padding = _pad_left([self._rows[i].ids[self._slots[i].length :] for i in members], self._device)
-            ends = self._starts[torch.tensor(members, device=self._device)]
-            positions = torch.arange(ids.shape[1], device=self._device) - ids.shape[1] + ends[:, None]
-            length = max(len(self._rows[i].ids) for i in members)
-            logits.append(self._run(ids, positions, padding, [self._slots[i].row for i in members], length))
-            order += members
-            for i in members:
-                self._slots[i].length = len(self._rows[i].ids)
-        places = {i: place for place, i in enumerate(order)}
-        return torch.cat(logits)[torch.tensor([places[i] for i in self._members], device=self._device)]
-
-    def step(self, ids: torch.Tensor, running: torch.Tensor, remaining: int) -> torch.Tensor:
-        """Run one new token per row of the batch and return the next logits.
-
-        ``running`` [n] are the ``remaining`` rows that have not finished; the others may leave the batch first.
+        Logits are [rows, keep, vocabulary], the last of a row's being those behind its draft, which has at most
+        ``most_drafted`` tokens.
         """
-        if remaining <= _SHRINK_AT * len(self._members):
-            tokens = torch.zeros(len(self._rows), dtype=torch.long, device=self._device)
-            tokens[self.batch] = ids
-            for i in self._members:  # how much of each row has to move along
-                self._slots[i].length = len(self._rows[i].ids) + self._steps
-            kept = self.batch[running].tolist()
-            self._cache.move_to_front([self._slots[i] for i in kept])
-            self._order(kept)
-            ids = tokens[self.batch]
-        positions = (self._starts[self.batch] + self._steps)[:, None]
-        self._steps += 1
-        padding = torch.zeros((len(ids), 1), dtype=torch.bool, device=self._device)
-        rows = [self._slots[i].row for i in self._members]
-        return self._run(ids[:, None], positions, padding, rows, self._longest + self._steps)
+        for row in rows:
+            limit = min(row.draft_limit, most_drafted, len(row.uniforms) - len(row.written) - 1)
+            row.draft = self._drafter.draft(row.ids[-LONGEST_CONTEXT:] + row.written, limit)
+        if len(rows) <= _SHRINK_AT * len(self._batch) or not self._batch:
+            self._cache.move_to_front([_slot(row) for row in rows])
+            self._batch = sorted(rows, key=lambda row: _slot(row).row)
+        pieces = [row.beyond(_slot(row).length) + row.draft for row in self._batch]
+        for group in _groups([len(piece) for piece in pieces]):
+            group.sort()
+            members = [self._batch[i] for i in group]
+            keep = 1 + max(len(row.draft) for row in members)
+            logits = self._run(members, [pieces[i] for i in group], keep)
+            yield members, logits
+            for row in members:
+                _slot(row).length = len(row.ids) + len(row.written) - 1
 
-    def _run(
-        self, ids: torch.Tensor, positions: torch.Tensor, padding: torch.Tensor, cache_rows: list[int], length: int
-    ) -> torch.Tensor:
-        positions = positions.masked_fill(padding, 0)
+    def _run(self, rows: list[Row], pieces: list[list[int]], keep: int) -> torch.Tensor:
+        ends = [_slot(row).length + len(piece) for row, piece in zip(rows, pieces, strict=True)]
+        ids, padding = _pad_left(pieces, self._device)
+        width, length = ids.shape[1], max(ends)
+        positions = torch.tensor([range(end - width, end) for end in ends], device=self._device).clamp(min=0)
         try:
-            self._cache.prepare(cache_rows, positions, padding, length)
+            self._cache.prepare([_slot(row).row for row in rows], positions, padding, length)
             visible = torch.arange(length, device=self._device) <= positions[:, :, None]
-            return self._forward(self._cache, input_ids=ids, attention_mask=visible[:, None], position_ids=positions)
+            return self._forward(
+                self._cache, keep, input_ids=ids, attention_mask=visible[:, None], position_ids=positions
+            )
         except torch.OutOfMemoryError as error:
             raise ConfigError(
-                f"the key/value cache of {len(self._slots)} episodes of up to {length} tokens does not fit the device: "
+                f"the key/value cache of {len(self._batch)} episodes of up to {length} tokens does not fit the device: "
                 "lower n_slots or max_context"
             ) from error
 
 
 class PlainDecoder:
-    """Recomputes every row's whole sequence for every token; nothing is kept."""
+    """Recomputes every row's whole sequence for every token; nothing is kept, and nothing drafted."""
 
-    def __init__(self, forward: Forward, rows: list[Row], device: torch.device) -> None:
-        self._forward = forward
-        self._sequences = [list(row.ids) for row in rows]
-        self.batch = torch.arange(len(rows), device=device)
+    def __init__(self, forward: Forward, device: torch.device) -> None:
+        self._forward, self._device = forward, device
 
-    def prefill(self) -> torch.Tensor:
-        """Next logits of every row in ``batch``."""
-        ids, padding = _pad_left([self._sequences[i] for i in self.batch.tolist()], self.batch.device)
+    def run(self, rows: list[Row], most_drafted: int) -> Iterator[tuple[list[Row], torch.Tensor]]:
+        """All rows with their last logits [rows, 1, vocabulary]."""
+        del most_drafted
+        ids, padding = _pad_left([row.beyond(0) for row in rows], self._device)
         positions = (torch.cumsum(~padding, dim=1) - 1).clamp(min=0)
-        return self._forward(None, input_ids=ids, attention_mask=(~padding).long(), position_ids=positions)
+        yield rows, self._forward(None, 1, input_ids=ids, attention_mask=(~padding).long(), position_ids=positions)
 
-    def step(self, ids: torch.Tensor, running: torch.Tensor, remaining: int) -> torch.Tensor:
-        """Append one token per row, drop the finished rows, and return the next logits."""
-        del remaining
-        for i, token in zip(self.batch.tolist(), ids.tolist(), strict=True):
-            self._sequences[i].append(token)
-        self.batch = self.batch[running]
-        return self.prefill()
+
+def _slot(row: Row) -> Slot:
+    assert row.slot is not None
+    return row.slot
 
 
 def _pad_left(pieces: list[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

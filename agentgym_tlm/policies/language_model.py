@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,12 +25,15 @@ from agentgym_tlm.errors import ConfigError, DataError
 from agentgym_tlm.policies.base import Conversation, Generation
 from agentgym_tlm.policies.cache import Slot, SlotCache, cache_argument, check_cacheable
 from agentgym_tlm.policies.decoding import CachedDecoder, PlainDecoder, Row
+from agentgym_tlm.policies.drafting import Drafter
 from agentgym_tlm.policies.loading import SETTINGS_FILE, load_model, load_tokenizer, no_progress_bar, read_settings
 from agentgym_tlm.policies.sampling import sample_tokens
 from agentgym_tlm.policies.tokens import open_sequence
 from agentgym_tlm.prompt import PromptFormat, ReactFormat, format_to_dict
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.trajectory import FinishReason
+
+_MOST_LOGITS = 2**26  # of drafted tokens in one pass
 
 
 class LanguageModelPolicy:
@@ -40,6 +44,9 @@ class LanguageModelPolicy:
     slot cache does not support. ``name`` and ``version`` are recorded in every trajectory. Raises ConfigError for
     options that contradict each other or the model, TemplateError for a chat template that is not append-only.
     """
+
+    draft_tokens = 8
+    """Most tokens that are guessed ahead for one pass of the model; they change the time that it takes only."""
 
     def __init__(
         self,
@@ -82,6 +89,7 @@ class LanguageModelPolicy:
         self.stop_ids = _stop_ids(model, tokenizer, self.renderer)
         self._cache_argument = cache_argument(model)
         self._cache: SlotCache | None = None
+        self._drafter = Drafter()
         self._weights_seen = self._weights_state()
         self._fingerprint = ""
 
@@ -201,7 +209,7 @@ class LanguageModelPolicy:
     def _slot(self, conversation: Conversation) -> Slot:
         """The conversation's slot in the current cache."""
         if self._cache is None:
-            self._cache = SlotCache(self.max_context)
+            self._cache, self._drafter = SlotCache(self.max_context), Drafter()
         slot = conversation.memory
         if not isinstance(slot, Slot) or slot.cache is not self._cache:
             slot = conversation.memory = self._cache.allocate()
@@ -212,43 +220,44 @@ class LanguageModelPolicy:
         decoder: CachedDecoder | PlainDecoder
         if self.kv_cache:
             assert self._cache is not None  # the rows have their slots in it
-            decoder = CachedDecoder(self._forward, self._cache, rows, self.device)
+            decoder = CachedDecoder(self._forward, self._cache, self._drafter, rows, self.device)
         else:
-            decoder = PlainDecoder(self._forward, rows, self.device)
-        count, device = len(rows), self.device
-        uniforms = torch.as_tensor(np.stack([row.uniforms for row in rows]), device=device)
-        tokens = torch.zeros((count, self.max_new_tokens), dtype=torch.long, device=device)
-        logprobs = torch.zeros((count, self.max_new_tokens), device=device)
-        lengths = torch.full((count,), self.max_new_tokens, device=device)
-        finished = torch.zeros(count, dtype=torch.bool, device=device)
-        stop_ids = torch.tensor(sorted(self.stop_ids), device=device)
-        logits = decoder.prefill()
-        for step in range(self.max_new_tokens):
-            batch = decoder.batch
-            ids, row_logprobs = sample_tokens(
-                logits, uniforms[batch, step], temperature=self.temperature, top_p=self.top_p
-            )
-            tokens[batch, step] = ids
-            logprobs[batch, step] = row_logprobs
-            stopped = torch.isin(ids, stop_ids) & ~finished[batch]
-            lengths[batch] = torch.where(stopped, step + 1, lengths[batch])
-            finished[batch] |= stopped
-            running = ~finished[batch]
-            remaining = int(running.sum())
-            if remaining == 0 or step + 1 == self.max_new_tokens:
-                break
-            logits = decoder.step(ids, running, remaining)
-        if logprobs.isnan().any():
+            decoder = PlainDecoder(self._forward, self.device)
+        # The logits of drafts take memory: with a big vocabulary and many rows, fewer are drafted.
+        most_drafted = min(
+            self.draft_tokens, _MOST_LOGITS // (len(rows) * self.model.config.get_text_config().vocab_size)
+        )
+        writing = rows
+        while writing:
+            for members, logits in decoder.run(writing, most_drafted):
+                self._sample(members, logits)
+            writing = [row for row in writing if not row.finished]
+        if any(math.isnan(logprob) for row in rows for logprob in row.logprobs):
             raise DataError(
                 f"the model {self.model.config.name_or_path or self.name!r} gives no numbers (NaN): its weights are "
                 "broken or overflow their dtype. Go back to an earlier checkpoint, or load it with dtype=torch.float32"
             )
-        return [
-            self._close_row(row, row_tokens[:length], row_logprobs[:length])
-            for row, row_tokens, row_logprobs, length in zip(
-                rows, tokens.tolist(), logprobs.tolist(), lengths.tolist(), strict=True
-            )
-        ]
+        return [self._close_row(row, row.written, row.logprobs) for row in rows]
+
+    def _sample(self, rows: list[Row], logits: torch.Tensor) -> None:
+        """Let the rows that are not finished write, from logits [rows, places, vocabulary] behind their drafts."""
+        places = logits.shape[1]
+        uniforms = np.zeros((len(rows), places))
+        for row, numbers in zip(rows, uniforms, strict=True):
+            if not row.finished:
+                drafted = len(row.draft)
+                numbers[places - drafted - 1 :] = row.uniforms[len(row.written) : len(row.written) + drafted + 1]
+        ids, logprobs = sample_tokens(
+            logits.flatten(0, 1),
+            torch.as_tensor(uniforms, device=logits.device).flatten(),
+            temperature=self.temperature,
+            top_p=self.top_p,
+        )
+        drawn = zip(rows, ids.view(-1, places).tolist(), logprobs.view(-1, places).tolist(), strict=True)
+        for row, row_ids, row_logprobs in drawn:
+            if not row.finished:
+                first = places - len(row.draft) - 1
+                row.take(row_ids[first:], row_logprobs[first:], self.stop_ids)
 
     def _close_row(self, row: Row, ids: list[int], logprobs: list[float]) -> Generation:
         """Append a response's ids to its conversation; an end of turn that was not sampled stays outside the span."""
@@ -265,12 +274,12 @@ class LanguageModelPolicy:
         reason = FinishReason.STOP if stopped else FinishReason.LENGTH
         return Generation(text, token_ids=ids, logprobs=logprobs, finish_reason=reason)
 
-    def _forward(self, cache: SlotCache | None, **inputs: torch.Tensor) -> torch.Tensor:
-        """Logits of the last position, [batch, vocabulary]."""
+    def _forward(self, cache: SlotCache | None, keep: int, **inputs: torch.Tensor) -> torch.Tensor:
+        """Logits of the last ``keep`` positions, [batch, keep, vocabulary]."""
         caching: dict[str, Any] = {"use_cache": False}
         if cache is not None:
             caching = {"use_cache": True, self._cache_argument: cache}
-        logits: torch.Tensor = self.model(logits_to_keep=1, **inputs, **caching).logits[:, -1]
+        logits: torch.Tensor = self.model(logits_to_keep=keep, **inputs, **caching).logits[:, -keep:]
         return logits
 
 

@@ -9,9 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
+from agentgym_tlm.batch import Example, collate
 from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.logprobs import token_logprobs
 from agentgym_tlm.policies.base import Conversation, Generation
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.policies.tiny import TINY_FORMAT
@@ -53,6 +63,20 @@ def _llama() -> PreTrainedModel:
     return LlamaForCausalLM(config)
 
 
+def _neox() -> PreTrainedModel:
+    """Rotary positions in a quarter of each head only, attention and MLP side by side."""
+    torch.manual_seed(4)
+    config = GPTNeoXConfig(
+        vocab_size=len(TOKENIZER),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=2048,
+    )
+    return GPTNeoXForCausalLM(config)
+
+
 def _policy(model: PreTrainedModel, **options: Any) -> LanguageModelPolicy:
     defaults: dict[str, Any] = {"format": TINY_FORMAT, "max_new_tokens": 10, "name": "test"}
     return LanguageModelPolicy(model, TOKENIZER, **{**defaults, **options})
@@ -90,6 +114,59 @@ def test_recorded_logprobs_are_those_of_one_plain_forward(
             assert turn.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
             if temperature == 0:
                 assert torch.allclose(expected, rows.amax(dim=-1), atol=1e-5)
+
+
+@pytest.mark.parametrize("make_model", [_qwen2, _llama, _neox], ids=["qwen2", "llama", "neox"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_forty_turns_are_what_recomputing_from_scratch_gives(
+    make_model: Callable[[], PreTrainedModel], temperature: float
+) -> None:
+    """Errors of a cache add up over the turns; drafts, right or wrong, must leave no trace in it."""
+    model = make_model()
+    policy, plain = _policy(model, temperature=temperature), _policy(model, temperature=temperature, kv_cache=False)
+    conversations = [_conversation(i, "You see " + "a lamp and " * i + "a door.") for i in range(3)]
+    for turn in range(40):
+        _answer(policy, conversations[turn % 3 :] if turn % 5 else conversations, f"You see {'a door ' * (turn % 4)}.")
+    for conversation in conversations:
+        with torch.no_grad():
+            logits: torch.Tensor = model(torch.tensor(conversation.sequences)).logits[0]
+        for _, start, end in conversation.spans:
+            if temperature == 0:
+                assert conversation.sequences[0][start:end] == logits[start - 1 : end - 1].argmax(-1).tolist()
+    for i, conversation in enumerate(conversations[2:], start=2):  # the same turns without a cache
+        again = _conversation(i, conversation.observations[0])
+        for observation in conversation.observations[1:9]:
+            _answer(plain, [again], observation)
+        assert again.sequences[0] == conversation.sequences[0][: len(again.sequences[0])]
+
+
+@pytest.mark.parametrize("make_model", [_qwen2, _llama, _neox], ids=["qwen2", "llama", "neox"])
+def test_recorded_logprobs_are_those_of_the_trainer(make_model: Callable[[], PreTrainedModel]) -> None:
+    """Importance ratios that are not 1 before the first update clip tokens, and hide an update that went missing."""
+    model = make_model()
+    trajectories = rollout(_policy(model), "Toy-v0", n_slots=4, max_turns=4)
+    batch = collate([Example.from_trajectory(trajectory) for trajectory in trajectories])
+    with torch.no_grad():
+        expected = token_logprobs(model.eval(), batch)
+    assert torch.allclose(batch.flat(batch.old_logprobs), expected, atol=1e-5)
+
+
+def test_drafts_save_passes_and_change_no_response() -> None:
+    class Undrafted(LanguageModelPolicy):
+        draft_tokens = 0
+
+    model = _qwen2()
+    passes = {}
+    written = []
+    for cls in (LanguageModelPolicy, Undrafted):
+        policy = cls(model, TOKENIZER, format=TINY_FORMAT, max_new_tokens=20, name="test", temperature=0)
+        counted: list[int] = []
+        hook = model.register_forward_pre_hook(lambda *_, counted=counted: counted.append(1))
+        written.append([trajectory.sequences for trajectory in rollout(policy, "Toy-v0", n_slots=3, max_turns=6)])
+        hook.remove()
+        passes[cls] = len(counted)
+    assert written[0] == written[1]
+    assert passes[LanguageModelPolicy] < 0.7 * passes[Undrafted]
 
 
 @torch.no_grad()
@@ -183,6 +260,34 @@ def test_a_stale_cache_is_never_used(reported: bool) -> None:
     assert conversation.sequences[0][: len(before)] == before, "what was sampled stays, whoever sampled it"
     with torch.no_grad():
         logits = model(torch.tensor([conversation.sequences[0]])).logits[0, start - 1 : end - 1]
+    assert generation.token_ids == logits.argmax(-1).tolist()
+
+
+def test_loaded_weights_and_another_adapter_are_never_mixed_with_old_keys() -> None:
+    """A trainer goes back to a checkpoint, or asks the reference by switching its adapter off."""
+    peft = pytest.importorskip("peft")
+    base = _qwen2()
+    model = peft.get_peft_model(base, peft.LoraConfig(target_modules="all-linear"))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    policy = _policy(model, temperature=0)
+    conversation = _conversation(0)
+    _answer(policy, [conversation], "You see a door.")
+    model.load_state_dict({name: 1.3 * tensor for name, tensor in model.state_dict().items()})
+    _check_fresh(policy, conversation)
+    with model.disable_adapter():
+        policy.weights_changed()
+        _check_fresh(policy, conversation)
+    policy.weights_changed()
+    _check_fresh(policy, conversation)
+
+
+def _check_fresh(policy: LanguageModelPolicy, conversation: Conversation) -> None:
+    [generation] = _answer(policy, [conversation], "You see a lamp.")
+    _, start, end = conversation.spans[-1]
+    with torch.no_grad():
+        logits = policy.model.eval()(torch.tensor(conversation.sequences)).logits[0, start - 1 : end - 1]
     assert generation.token_ids == logits.argmax(-1).tolist()
 
 

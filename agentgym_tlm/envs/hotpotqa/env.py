@@ -132,6 +132,7 @@ class HotpotQAEnv(TextEnv):
         self.encyclopedia = _open_encyclopedia(wikipedia, source, wiki_file, contact, cache_file)
         if _is_live(self.encyclopedia):
             self.engine_name = "live"
+            self.slow = True
         self._rules = Rules(self.encyclopedia, protocol, compat)
         self._state: Snapshot | None = None
 

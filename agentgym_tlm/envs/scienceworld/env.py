@@ -160,6 +160,7 @@ class ScienceWorldEnv(TextEnv):
         self.ambiguity = ambiguity
         self.deterministic = deterministic
         self.backend = backend
+        self.slow = True
         self.timeout = timeout
         self._java = java
         self.instructions = instructions
