@@ -38,6 +38,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("train", "Train", "the main job: imitate the expert, sample, align, evaluate before and after"),
     "eval": Command("evaluate", "Evaluate", "success of a policy on held-out tasks, with confidence intervals"),
+    "compare": Command("compare", "Compare", "trainers on one shared benchmark, from the same starts, with statistics"),
     "rollout": Command("rollout", "Rollout", "let a policy play and write every turn to JSONL"),
     "play": Command("play", "Play", "play a task yourself in the terminal"),
     "envs": Command("envs", "Envs", "list environments, splits, task counts and where the data is"),

@@ -156,9 +156,14 @@ def load(default: T, path: Path) -> T:
     if data is None:
         return default
     try:
-        return cast(T, _override(default, data, "", tuple(option_names(type(default)))))
+        return override(default, data)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def override(default: T, data: Any) -> T:
+    """``default`` with the values of a mapping, as a YAML file has them. Raises ConfigError naming the key."""
+    return cast(T, _override(default, data, "", tuple(option_names(type(default)))))
 
 
 def dump(options: object) -> str:

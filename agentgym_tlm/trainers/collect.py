@@ -23,7 +23,7 @@ from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.ranges import check_range
 from agentgym_tlm.rollout import EpisodeKey, RolloutProgress, logged_rollout
-from agentgym_tlm.trajectory import Trajectory
+from agentgym_tlm.trajectory import StopReason, Trajectory, read_trajectories
 
 
 def play(
@@ -61,6 +61,23 @@ def play(
         return mine
     position = {EpisodeKey.to_play(task): i for i, task in enumerate(tasks)}
     return sorted(gather_object(mine), key=lambda t: (position[EpisodeKey.of(t)._replace(sample=0)], t.sample))
+
+
+_SAMPLES = ("sampled", "explored", "proposed", "expert_continued", "explored_continued")
+
+
+def sampled_turns(folder: Path) -> int:
+    """Environment steps of the episodes that a policy sampled into a trainer's folder or one inside it.
+
+    The expert's play does not count, nor turns that an episode began behind, nor episodes that machinery broke off.
+    """
+    return sum(
+        sum(turn.trainable for turn in trajectory.turns)
+        for name in _SAMPLES
+        for log in sorted({*folder.rglob(f"{name}.jsonl"), *folder.rglob(f"{name}.*-of-*.jsonl")})
+        for trajectory in read_trajectories(log)
+        if not (trajectory.stop_reason.is_breakdown or trajectory.stop_reason is StopReason.ABORTED)
+    )
 
 
 def expert_play(

@@ -34,7 +34,7 @@ from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
-from agentgym_tlm.trainers.collect import score_together
+from agentgym_tlm.trainers.collect import sampled_turns, score_together
 from agentgym_tlm.trainers.policy_gradient import Aggregation, clipped_loss, k3
 from agentgym_tlm.trajectory import StopReason, Trajectory, read_trajectories, write_trajectories
 
@@ -66,6 +66,8 @@ class OnlineArguments(TrainingArguments):
     """Groups: training tasks played in an iteration."""
     samples_per_task: int = 8
     """Episodes of a group."""
+    max_env_steps: int | None = None
+    """Environment steps after which no further iteration is begun; None: num_iterations alone decides."""
     num_tasks: int | None = None
     """Training tasks to draw from, evenly spaced over the manifest; None: all."""
     temperature: float = 1.0
@@ -96,6 +98,7 @@ class OnlineArguments(TrainingArguments):
             num_iterations=COUNT,
             tasks_per_iteration=COUNT,
             samples_per_task=COUNT,
+            max_env_steps=COUNT,
             num_tasks=COUNT,
             temperature="(0, inf)",
             n_slots=COUNT,
@@ -136,6 +139,7 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
             )
         super().__init__(policy, envs, args, evaluate=evaluate, on_log=on_log)
         self._reference = copy.deepcopy(policy.model) if args.beta and args.lora is None else None
+        self._env_steps: dict[int, int] = {}  # of each iteration
         self._mismatch = torch.zeros(2, device=self.accelerator.device)  # sum of k3 over the first update, its tokens
 
     @abstractmethod
@@ -170,10 +174,17 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
             if items:
                 self.fit(items)
                 self._report_mismatch()
-            if self.state.iteration + 1 == self.args.num_iterations:
+            if self.state.iteration + 1 == self.args.num_iterations or self._spent():
                 return
             self.state.iteration += 1
             self.state.fit_step = 0
+
+    def _spent(self) -> bool:
+        """Whether the iterations so far took ``max_env_steps``."""
+        for i in range(self.state.iteration + 1) if self.args.max_env_steps else ():
+            if i not in self._env_steps:
+                self._env_steps[i] = sampled_turns(self.output_dir / f"iteration-{i}")
+        return self.args.max_env_steps is not None and sum(self._env_steps.values()) >= self.args.max_env_steps
 
     def collect(self) -> list[Item]:
         """What to learn from in the current iteration, from the run folder if its episodes are there already."""

@@ -1,0 +1,362 @@
+"""A comparison: trainers x seeds on one benchmark, every trainer from the same SFT policy of its seed.
+
+A cell is a run folder of the main job (:mod:`agentgym_tlm.experiment`) in the folder of the comparison:
+
+=========================== =========================================================================
+``benchmark.lock``          what all cells share: see :mod:`agentgym_tlm.benchmark`
+``seed<k>/sft/``            the imitation and the evaluation of its policy
+``seed<k>/<trainer>/``      a trainer that goes on from it; for a spec, ``:`` is written as ``,``
+``<cell>/cell.json``        of a finished cell: what became of every test task, and the environment steps sampled
+``<cell>/suites/*.jsonl``   turn logs of further test suites
+``<cell>/failure.txt``      why a cell failed; it is tried again by the next call
+=========================== =========================================================================
+
+A call does what is not done yet, so that it can be repeated after a stop, and called for some trainers or seeds on one
+machine and for others on another: :meth:`Comparison.collect` merges their folders.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agentgym_tlm.benchmark import LOCK_FILE, benchmark_lock, check_lock, keep_lock, read_lock
+from agentgym_tlm.config import dump, load
+from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.errors import AgentGymError, ConfigError
+from agentgym_tlm.experiment import Experiment, Rollouts, Training
+from agentgym_tlm.files import to_json, write_text
+from agentgym_tlm.policies.language_model import LanguageModelPolicy
+from agentgym_tlm.recipes import ExperimentConfig
+from agentgym_tlm.rollout import logged_rollout
+from agentgym_tlm.suites import Suite, unknown_share
+from agentgym_tlm.trainers.collect import sampled_turns, sampling_at
+from agentgym_tlm.trajectory import Trajectory, read_trajectories
+from agentgym_tlm.variants import Variant
+
+CELL_FILE = "cell.json"
+FAILURE_FILE = "failure.txt"
+CALIBRATION_TASKS = 64
+"""Training tasks on which the length of the SFT policy's sampled episodes is measured, to plan a budget."""
+_NAMES = {"valid_seen": "seen", "valid_unseen": "unseen"}
+_FAILURES = (AgentGymError, OSError, RuntimeError, MemoryError)
+"""What ends a cell but not the comparison; anything else is a mistake in the program."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one test task."""
+
+    task_id: str
+    task_type: str
+    won: bool
+    score: float
+    turns: int
+    stop_reason: str
+    breakdown: bool
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Outcome:
+        t = trajectory
+        return cls(
+            t.task_id, t.task_type, t.won, t.score, len(t.turns), t.stop_reason.value, t.stop_reason.is_breakdown
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A finished cell: outcomes by suite, and the environment steps that its trainer sampled.
+
+    ``start`` are the weights of the SFT policy; ``unknown`` is the share of unknown words, by suite.
+    """
+
+    trainer: str
+    seed: int
+    start: str
+    env_steps: int
+    seconds: float
+    outcomes: dict[str, list[Outcome]]
+    unknown: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its folder within the comparison's."""
+        return cell_name(Variant.parse(self.trainer), self.seed)
+
+    @classmethod
+    def read(cls, folder: Path) -> Cell:
+        record = json.loads((folder / CELL_FILE).read_text(encoding="utf-8"))
+        outcomes = {suite: [Outcome(**each) for each in found] for suite, found in record["outcomes"].items()}
+        return cls(**{**record, "outcomes": outcomes})
+
+    def write(self, folder: Path) -> None:
+        write_text(folder / CELL_FILE, to_json(asdict(self)) + "\n")
+
+
+def cell_name(variant: Variant, seed: int) -> str:
+    """``seed0/dpo``."""
+    return f"seed{seed}/{variant.folder}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, and in which folder. ``shared`` holds the options that all cells have in common.
+
+    With a ``budget``, each trainer samples about so many environment steps; ``sft`` samples none.
+    """
+
+    folder: Path
+    shared: ExperimentConfig
+    variants: Sequence[Variant]
+    seeds: Sequence[int]
+    budget: int | None = None
+    suites: Sequence[Suite] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The cells that are wanted."""
+        sft = Variant("sft")
+        variants = [sft, *(variant for variant in self.variants if variant != sft)]
+        return [cell_name(variant, seed) for seed in self.seeds for variant in variants]
+
+    def check(self) -> None:
+        """Raise ConfigError for options that no cell could run with, before anything is played."""
+        for variant in self.variants:
+            config = self._config(variant, 0)
+            if self.budget is not None:
+                variant.within_budget(config, self.budget, 1.0, 1)
+
+    def run(
+        self,
+        *,
+        rollouts: Rollouts,
+        training: Training,
+        only: Sequence[str] | None = None,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> dict[str, str]:
+        """Do what is not done yet; returns the reasons of the cells that failed, by name.
+
+        ``only`` names cells, and the imitation that they start from is done with them. Raises ConfigError as
+        :meth:`check`, or when the folder holds cells of another benchmark.
+        """
+        self.check()
+        wanted = self.names if only is None else list(only)
+        if unknown := [name for name in wanted if name not in self.names]:
+            raise ConfigError(f"only: there is no cell {unknown[0]}; there are {', '.join(self.names)}")
+        keep_lock(self.folder, benchmark_lock(self.shared, budget=self.budget, suites=self.suites))
+        failures: dict[str, str] = {}
+        variants = [Variant("sft"), *(variant for variant in self.variants if variant.trainer != "sft")]
+        for seed in self.seeds:
+            names = {cell_name(variant, seed): variant for variant in variants}
+            if not any(name in wanted for name in names):
+                continue
+            for i, (name, variant) in enumerate(names.items()):
+                if name not in wanted and i > 0:
+                    continue
+                failed = self._attempt(variant, seed, rollouts, training, report)
+                if failed is not None:
+                    failures[name] = failed
+                    if i == 0:  # the others start from it
+                        failures |= {other: "its SFT policy is missing" for other in names if other in wanted}
+                        failures[name] = failed
+                        break
+        return failures
+
+    def collect(self, folders: Sequence[Path]) -> list[str]:
+        """Copy the finished cells of other folders, without checkpoints, into this one; their names.
+
+        Raises ConfigError when a folder has another lock, or a cell that is here with other outcomes or unfinished.
+        """
+        copied = []
+        for other in folders:
+            lock = read_lock(other)
+            if (self.folder / LOCK_FILE).exists():
+                check_lock(read_lock(self.folder), lock, other)
+            keep_lock(self.folder, lock)
+            for source, cell in _finished(other):
+                target = self.folder / cell.name
+                if (target / CELL_FILE).exists():
+                    here = Cell.read(target)
+                    if (here.start, here.outcomes) != (cell.start, cell.outcomes):
+                        raise ConfigError(
+                            f"{cell.name} of {other} is in {self.folder} with other outcomes: move one of them away"
+                        )
+                    continue
+                if target.exists():
+                    raise ConfigError(f"{target} is begun, and finished in {other}: remove it to take the finished one")
+                partial = self.folder / ".collected"
+                shutil.rmtree(partial, ignore_errors=True)
+                shutil.copytree(source, partial, ignore=shutil.ignore_patterns("checkpoint-*"))
+                target.parent.mkdir(exist_ok=True)
+                partial.rename(target)
+                copied.append(cell.name)
+        return copied
+
+    def cells(self) -> list[Cell]:
+        """All finished cells of the folder. Raises ConfigError when those of a seed start from different SFT policies."""
+        cells = [cell for _, cell in _finished(self.folder)]
+        starts: dict[int, Cell] = {}
+        for cell in cells:
+            first = starts.setdefault(cell.seed, cell)
+            if first.start != cell.start:
+                raise ConfigError(
+                    f"{cell.name} and {first.name} do not start from the same SFT policy, so that they do not compare: "
+                    "run one of them again, on the machine of the other or beside its sft folder"
+                )
+        return cells
+
+    def _attempt(
+        self, variant: Variant, seed: int, rollouts: Rollouts, training: Training, report: Callable[[str], None]
+    ) -> str | None:
+        """Finish a cell; the reason if that failed."""
+        name = cell_name(variant, seed)
+        folder = self.folder / name
+        try:
+            if self._is_done(folder):
+                report(f"{name}: done before")
+                return None
+            report(f"{name}: begins")
+            self._finish(variant, seed, folder, rollouts, training)
+        except _FAILURES as error:
+            reason = f"{type(error).__name__}: {error}"
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / FAILURE_FILE, reason + "\n")
+            report(f"{name}: failed: {reason}")
+            return reason
+        (folder / FAILURE_FILE).unlink(missing_ok=True)
+        return None
+
+    def _is_done(self, folder: Path) -> bool:
+        return (folder / CELL_FILE).exists() and {s.name for s in self.suites} <= Cell.read(folder).outcomes.keys()
+
+    def _finish(self, variant: Variant, seed: int, folder: Path, rollouts: Rollouts, training: Training) -> None:
+        """Train and evaluate what is not done yet, and write the cell down."""
+        before = Cell.read(folder) if (folder / CELL_FILE).exists() else None
+        began = time.monotonic()
+        sft = self.folder / cell_name(Variant("sft"), seed)
+        config = replace(self._config(variant, seed), output_dir=folder)
+        if variant.trainer != "sft":
+            config = replace(config, sft_policy=sft / "sft" / "policy")
+            _share_evaluation(sft, folder)
+        if self.budget is not None and variant.trainer != "sft":
+            tasks = len(config.envs.manifest("train"))
+            config = variant.within_budget(config, self.budget, self._turns_per_episode(sft, seed, rollouts), tasks)
+        if before is None:
+            config = _resumed(config)
+            Experiment(config, rollouts=rollouts, training=training).run()
+        policy = LanguageModelPolicy.load(folder / variant.trainer / "policy")
+        evaluated = {_NAMES.get(split, split) for split in config.evaluation.splits}
+        played = {
+            suite.name: self._play_suite(policy, suite, folder, seed, rollouts)
+            for suite in self.suites
+            if suite.name not in evaluated
+        }
+        logs = {
+            _NAMES.get(split, split): list(
+                read_trajectories(folder / "trajectories" / f"{variant.trainer}-{split}.jsonl")
+            )
+            for split in config.evaluation.splits
+        } | played
+        Cell(
+            trainer=variant.name,
+            seed=seed,
+            start=LanguageModelPolicy.load(sft / "sft" / "policy").fingerprint,
+            env_steps=0 if variant.trainer == "sft" else sampled_turns(folder / variant.trainer),
+            seconds=round(time.monotonic() - began + (before.seconds if before else 0.0), 1),
+            outcomes={name: _last_outcomes(trajectories) for name, trajectories in logs.items()},
+            unknown={name: unknown_share(policy, trajectories) for name, trajectories in logs.items()},
+        ).write(folder)
+
+    def _config(self, variant: Variant, seed: int) -> ExperimentConfig:
+        """Options of a cell: the trainer's own defaults, with those that are shared, and the variant's."""
+        shared = self.shared
+        own = ExperimentConfig.defaults_for(shared.policy, shared.envs.env, variant.trainer)
+        names = ("envs", "num_threads", "prompt_format", "tags", "expert", "tiny", "sft", "evaluation")
+        changes: dict[str, Any] = {name: getattr(shared, name) for name in names}
+        return variant.configured(replace(own, **changes, seed=seed))
+
+    def _turns_per_episode(self, sft: Path, seed: int, rollouts: Rollouts) -> float:
+        """Mean length of the episodes that the SFT policy samples at temperature 1 on training tasks."""
+        envs = self.shared.envs
+        played = self._rollout(
+            LanguageModelPolicy.load(sft / "sft" / "policy"),
+            envs,
+            "train",
+            envs.manifest("train").take(CALIBRATION_TASKS),
+            sft.parent / "calibration.jsonl",
+            seed,
+            1.0,
+            rollouts,
+        )
+        return fmean(len(t.turns) for t in played if not t.stop_reason.is_breakdown)
+
+    def _play_suite(
+        self, policy: LanguageModelPolicy, suite: Suite, folder: Path, seed: int, rollouts: Rollouts
+    ) -> list[Trajectory]:
+        envs = suite.envs(self.shared.envs)
+        options = self.shared.evaluation
+        tasks = envs.manifest(suite.split).take(options.num_tasks)
+        log = folder / "suites" / f"{suite.name}.jsonl"
+        return self._rollout(policy, envs, suite.split, tasks, log, seed, options.temperature, rollouts)
+
+    def _rollout(
+        self,
+        policy: LanguageModelPolicy,
+        envs: EnvArgs,
+        split: str,
+        tasks: Sequence[str],
+        log: Path,
+        seed: int,
+        temperature: float,
+        rollouts: Rollouts,
+    ) -> list[Trajectory]:
+        with sampling_at(policy, temperature), rollouts(log.stem) as progress:
+            return logged_rollout(
+                log,
+                policy,
+                envs.env,
+                tasks,
+                split=split,
+                n_slots=self.shared.evaluation.n_slots,
+                env_kwargs=envs.options,
+                seed=seed,
+                progress=progress,
+            )
+
+
+def _share_evaluation(sft: Path, folder: Path) -> None:
+    """Give a new cell the evaluation of the SFT policy, which is not to be played again."""
+    target = folder / "trajectories"
+    if not target.exists():
+        partial = folder / "trajectories.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for log in (sft / "trajectories").glob("sft-*.jsonl"):
+            shutil.copy(log, partial)
+        partial.rename(target)
+
+
+def _resumed(config: ExperimentConfig) -> ExperimentConfig:
+    """Going on with the cell's folder if it was begun, wherever the comparison's folder is now."""
+    file = config.run_dir / "config.yaml"
+    if not file.exists():
+        return config
+    write_text(file, dump(replace(load(config, file), sft_policy=config.sft_policy)))
+    return replace(config, resume=True)
+
+
+def _last_outcomes(trajectories: Sequence[Trajectory]) -> list[Outcome]:
+    """The newest episode of every task: one that machinery broke off was played again."""
+    last = {trajectory.task_id: trajectory for trajectory in trajectories}
+    return [Outcome.of(last[task_id]) for task_id in sorted(last)]
+
+
+def _finished(folder: Path) -> Iterator[tuple[Path, Cell]]:
+    for file in sorted(folder.glob(f"seed*/*/{CELL_FILE}")):
+        yield file.parent, Cell.read(file.parent)
