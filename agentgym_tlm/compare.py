@@ -199,7 +199,7 @@ class Comparison:
         return copied
 
     def cells(self) -> list[Cell]:
-        """All finished cells of the folder. Raises ConfigError when those of a seed start from different SFT policies."""
+        """All finished cells of the folder. Raises ConfigError when a seed has cells of different SFT policies."""
         cells = [cell for _, cell in _finished(self.folder)]
         starts: dict[int, Cell] = {}
         for cell in cells:

@@ -79,15 +79,13 @@ class Pair:
             return f"{self.suite}: {self.trainer} and {self.other} have no seed and task in common."
         if value == low == high == 0:
             return f"{self.suite}: {self.trainer} and {self.other} did the same on every task."
-        found = f"{self.suite}: {self.trainer} is {'better' if value >= 0 else 'worse'} than {self.other} by "
-        found += (
-            f"{abs(value):.1f} points [{low:+.1f}, {high:+.1f}]"
-            if value >= 0
-            else (f"{abs(value):.1f} points [{-high:+.1f}, {-low:+.1f}]")
-        )
-        sure = "; the data tell them apart" if self.difference.excludes_zero else "; the data do not tell them apart"
+        word, bounds = ("better", (low, high)) if value >= 0 else ("worse", (-high, -low))
+        sure = "the data tell them apart" if self.difference.excludes_zero else "the data do not tell them apart"
         alone = "" if self.seeds > 1 else " (one seed: another training of the same may differ by more)"
-        return f"{found}{sure}{alone}."
+        return (
+            f"{self.suite}: {self.trainer} is {word} than {self.other} by {abs(value):.1f} points "
+            f"[{bounds[0]:+.1f}, {bounds[1]:+.1f}]; {sure}{alone}."
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,195 @@
+"""Trainers x seeds, small but whole: real games, real training, real files; stopped, split, merged, refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentgym_tlm.benchmark import benchmark_lock, check_lock, read_lock
+from agentgym_tlm.cli import main
+from agentgym_tlm.commands.compare import Compare
+from agentgym_tlm.compare import Cell
+from agentgym_tlm.config import load, parse
+from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.recipes import ExperimentConfig
+from agentgym_tlm.variants import Variant, parse_variants
+
+SHAPE = ("--tiny.hidden-size", "16", "--tiny.layers", "1", "--tiny.intermediate-size", "32")
+PLAY = ("--data-dir", "embedded", "--max-episode-steps", "6", "--evaluation.num-tasks", "4")
+OPTIONS = (*PLAY, *SHAPE, "--expert.num-tasks", "24")
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded default."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+
+
+def compare(folder: Path, *more: str) -> int:
+    return main(["compare", *OPTIONS, "--budget", "120", "--output-dir", str(folder), *more])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a comparison of two trainers and two seeds, with a further suite."""
+    folder = tmp_path_factory.mktemp("compare") / "whole"
+    assert compare(folder, "--trainers", "sft", "dpo", "--seeds", "0", "1", "--suites", "put") == 0
+    return folder
+
+
+def test_every_trainer_starts_from_the_seeds_sft_policy_and_plays_the_same_tasks(finished: Path) -> None:
+    cells = {name: Cell.read(finished / name) for name in ("seed0/sft", "seed0/dpo", "seed1/sft", "seed1/dpo")}
+    assert cells["seed0/sft"].start == cells["seed0/dpo"].start != cells["seed1/sft"].start
+    assert list(cells["seed0/dpo"].outcomes) == ["seen", "unseen", "put"]
+    for suite in ("seen", "unseen", "put"):
+        assert len({tuple(o.task_id for o in cell.outcomes[suite]) for cell in cells.values()}) == 1
+    config = load(ExperimentConfig.with_trainer("dpo")(), finished / "seed1" / "dpo" / "config.yaml")
+    assert config.sft_policy == finished / "seed1" / "sft" / "sft" / "policy"
+    before, after = (
+        (finished / "seed0" / cell / "trajectories" / "sft-valid_seen.jsonl").read_text() for cell in ("sft", "dpo")
+    )
+    assert before == after  # and not played again
+
+
+def test_budget_is_counted_from_what_was_sampled(finished: Path) -> None:
+    """About 120 environment steps, whatever the recipe says; imitation samples none."""
+    assert Cell.read(finished / "seed0/sft").env_steps == 0
+    cell = Cell.read(finished / "seed0/dpo")
+    log = finished / "seed0" / "dpo" / "dpo" / "iteration-0" / "sampled.jsonl"
+    assert cell.env_steps == sum(len(json.loads(line)["turns"]) for line in log.read_text().splitlines())
+    assert 100 <= cell.env_steps <= 140
+
+
+def test_finished_cells_are_not_done_again(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.glob("seed*/*/cell.json")}
+    assert compare(finished, "--trainers", "sft", "dpo", "--seeds", "0", "1", "--suites", "put") == 0
+    assert {path: path.stat().st_mtime_ns for path in finished.glob("seed*/*/cell.json")} == before
+    assert "dpo" in capsys.readouterr().out
+    assert {"comparison.json", "comparison.md", "comparison.csv"} <= {path.name for path in finished.iterdir()}
+
+
+def test_other_benchmarks_are_refused_and_the_difference_is_named(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(finished, "--trainers", "sft", "--sft.learning-rate", "0.5") == 2
+    assert "recipe.sft.learning_rate 0.002, now 0.5" in " ".join(capsys.readouterr().err.split())
+    assert compare(finished, "--trainers", "sft", "--budget", "99") == 2
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reason is kept and said, the exit code tells, and the next call tries again: here from a moved folder."""
+    folder = shutil.copytree(finished, tmp_path / "moved")
+    shutil.rmtree(folder / "seed1")
+    trainers = ["--trainers", "sft", "kto:num_tasks=1", "dpo"]
+    assert compare(folder, *trainers, "--seeds", "0") == 1
+    captured = capsys.readouterr()
+    assert "seed0/kto,num_tasks=1 FAILED: ConfigError" in captured.out
+    assert "two tasks" in (folder / "seed0" / "kto,num_tasks=1" / "failure.txt").read_text()
+    assert "dpo" in (folder / "comparison.md").read_text()
+
+
+def test_machines_share_the_work_and_their_folders_are_merged(finished: Path, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder, seed in ((here, "seed1"), (there, "seed0")):
+        shutil.copytree(finished, folder)
+        shutil.rmtree(folder / seed)
+    assert compare(here, "--collect", str(there), "--trainers", "sft", "dpo") == 0
+    assert json.loads((here / "comparison.json").read_text()) == json.loads((finished / "comparison.json").read_text())
+    other = read_lock(there)
+    other["packages"]["torch"] = "1.0"
+    (there / "benchmark.lock").write_text(json.dumps(other))
+    assert compare(here, "--collect", str(there)) == 2
+
+
+def test_cells_from_different_starts_do_not_compare(finished: Path, tmp_path: Path) -> None:
+    """Two machines that both trained the SFT policy of a seed may have different ones."""
+    folder = shutil.copytree(finished, tmp_path / "mixed")
+    cell = Cell.read(folder / "seed0/dpo")
+    replace(cell, start="other").write(folder / "seed0/dpo")
+    assert compare(folder, "--only", "seed0/sft", "--trainers", "sft", "dpo", "--suites", "put") == 2
+
+
+def test_lock_names_what_numbers_depend_on(finished: Path) -> None:
+    lock = read_lock(finished)
+    assert set(lock) == {
+        *("environment", "manifests", "prompt", "sampling", "packages", "budget", "recipe", "suites"),
+    }
+    assert lock["environment"]["engine"] == "native"
+    assert lock["sampling"] == {"temperature": 0.0, "num_tasks": 4, "max_episode_steps": 6}
+    assert str(finished) not in json.dumps(lock)
+    options = parse(Compare, OPTIONS, prog="compare").comparison().shared
+    check_lock(lock, benchmark_lock(replace(options, num_threads=4, seed=5), budget=120), finished)
+    evaluation = replace(options.evaluation, temperature=0.4)
+    other = benchmark_lock(replace(options, evaluation=evaluation), budget=120)
+    with pytest.raises(ConfigError, match=r"sampling\.temperature 0\.0, now 0\.4"):
+        check_lock(lock, other, finished)
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--trainers", "dpoo"], "no trainer 'dpoo'"),
+        (["--trainers", "dpo:bta=1"], "no option bta; did you mean beta"),
+        (["--trainers", "dpo:beta=big"], "beta: expected a number"),
+        (["--trainers", "dpo:beta"], "TRAINER:option=value"),
+        (["--trainers", "sft:beta=1"], "no options here"),
+        (["--trainers", "dpo", "dpo"], "each once"),
+        (["--trainers", "ipr"], "ipr:num_tasks=64"),
+        (["--seeds", "1", "1"], "each once"),
+        (["--suites", "nowhere"], "no suite 'nowhere'"),
+        (["--only", "seed7/dpo"], "no cell seed7/dpo"),
+        (["--protocol", "gigpo-128"], "plays some tasks twice"),
+        (["--protocol", "eto"], "--evaluation.num-tasks"),
+        (["--hold-out", "put"], "that has type-pick"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_played(
+    argv: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with suppress(SystemExit):  # of the command line's parser
+        assert compare(tmp_path / "folder", *argv) == 2
+    assert reason in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "folder").exists()
+
+
+def test_specs_have_one_spelling() -> None:
+    (variant,) = parse_variants(("tlm-dre:kernel=lsif,omega-lower=0.5",))
+    assert variant == Variant("tlm-dre", {"kernel": "lsif", "omega_lower": 0.5})
+    assert (variant.name, variant.folder) == (
+        "tlm-dre:kernel=lsif,omega_lower=0.5",
+        "tlm-dre,kernel=lsif,omega_lower=0.5",
+    )
+    config = variant.configured(ExperimentConfig.defaults_for("tiny", "ALFWorld-v0", "tlm-dre"))
+    assert config.method.learning_rate == 2e-5  # of the recipe
+    assert vars(config.method)["omega_lower"] == 0.5
+
+
+def test_budget_plans_episodes_and_online_trainers_count() -> None:
+    """1000 steps of episodes of 10: 100 episodes; of more episodes than tasks, several each."""
+
+    def planned(spec: str, tasks: int = 1000) -> dict[str, object]:
+        variant = Variant.parse(spec)
+        config = variant.configured(ExperimentConfig.defaults_for("tiny", "ALFWorld-v0", variant.trainer))
+        return vars(variant.within_budget(config, 1000, 10.0, tasks).method)
+
+    assert (planned("dpo")["num_tasks"], planned("dpo")["samples_per_task"]) == (100, 1)
+    assert (planned("rft")["num_tasks"], planned("rft")["samples_per_task"]) == (25, 4)
+    assert (planned("dpo", tasks=20)["num_tasks"], planned("dpo", tasks=20)["samples_per_task"]) == (20, 5)
+    assert planned("tlm-dre:num_iterations=2")["num_tasks"] == 50
+    assert planned("dpo:num_tasks=7")["num_tasks"] == 7
+    assert planned("grpo")["max_env_steps"] == 1000
+
+
+def test_holding_out_trains_on_the_other_types_and_tests_on_the_one() -> None:
+    comparison = parse(Compare, ["--hold-out", "type-heat"], prog="compare").comparison()
+    assert "pick_heat_then_place_in_recep" not in comparison.shared.envs.env_kwargs["task_types"]
+    (suite,) = comparison.suites
+    assert suite.envs(comparison.shared.envs).env_kwargs["task_types"] == ["pick_heat_then_place_in_recep"]
+    assert suite.out_of_domain(comparison.shared.envs)
