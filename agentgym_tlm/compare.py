@@ -270,7 +270,9 @@ class Comparison:
             env_steps=0 if variant.trainer == "sft" else sampled_turns(folder / variant.trainer),
             seconds=round(time.monotonic() - began + (before.seconds if before else 0.0), 1),
             outcomes={name: _last_outcomes(trajectories) for name, trajectories in logs.items()},
-            unknown={name: unknown_share(policy, trajectories) for name, trajectories in logs.items()},
+            unknown={
+                name: unknown_share(policy.tokenizer.unk_token_id, trajectories) for name, trajectories in logs.items()
+            },
         ).write(folder)
 
     def _config(self, variant: Variant, seed: int) -> ExperimentConfig:

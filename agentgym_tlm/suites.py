@@ -34,7 +34,6 @@ from agentgym_tlm.envs.scienceworld.tasks import TASKS
 from agentgym_tlm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agentgym_tlm.policies.language_model import LanguageModelPolicy
     from agentgym_tlm.trajectory import Trajectory
 
 _SHORT = dict(zip(("pick", "look", "clean", "heat", "cool", "two"), TASK_TYPES, strict=True))
@@ -140,8 +139,7 @@ def held_out(envs: EnvArgs, name: str) -> EnvArgs:
     return replace(envs, env_kwargs={**envs.env_kwargs, option: rest})
 
 
-def unknown_share(policy: LanguageModelPolicy, trajectories: Sequence[Trajectory]) -> float:
-    """Share of the tokens of ``trajectories`` that stand for unknown words; 0 for the tokenizers of most models."""
-    unknown = policy.tokenizer.unk_token_id
+def unknown_share(unknown: int | None, trajectories: Sequence[Trajectory]) -> float:
+    """Share of the tokens of ``trajectories`` that are ``unknown``, a tokenizer's word for what it does not know."""
     ids = [token for trajectory in trajectories for sequence in trajectory.sequences for token in sequence]
     return ids.count(unknown) / len(ids) if ids and unknown is not None else 0.0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.console import Console
 
 from agentgym_tlm.commands.rollout import PlayOptions, new_folder, play
+from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.evaluate import EvalResult, results_table, task_type_table, write_results
 from agentgym_tlm.protocols import ENV_ID, PROTOCOLS, ProtocolName
 from agentgym_tlm.ranges import check_splits
+from agentgym_tlm.suites import find_suites, unknown_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,9 @@ class Evaluate(PlayOptions):
     prompt format of a policy that has one of its own."""
     splits: tuple[str, ...] | None = None
     """Splits of the environment; None: valid_seen and valid_unseen, or the protocol's."""
+    suites: tuple[str, ...] = ()
+    """Named test suites instead of splits: seen, unseen; of ALFWorld type-pick, -look, -clean, -heat, -cool, -two, put,
+    paraphrased, swapped, renamed; of ScienceWorld topic-matter and others; alfworld, scienceworld, hotpotqa."""
     by_task_type: bool = False
     """Show success for every task type, too."""
 
@@ -30,15 +36,14 @@ class Evaluate(PlayOptions):
         super().__post_init__()
         if self.splits is not None:
             check_splits(self.splits)
+        find_suites(self.suites)
+        if self.suites and (self.splits or self.protocol):
+            raise ConfigError("suites have splits and steps of their own: leave out --splits and --protocol")
 
     def run(self) -> int:
-        """Play every split, write ``results.json``, print the table."""
-        options = self.resolved()
-        assert options.splits is not None
+        """Play every split or suite, write ``results.json``, print the table."""
         folder = self.output_dir or new_folder("eval", self.policy)
-        protocol = None if self.protocol is None else PROTOCOLS[self.protocol]
-        played = play(options, folder, "eval", options.splits, protocol=protocol)
-        results = [EvalResult.of(trajectories, protocol=self.protocol or "") for trajectories in played]
+        results = self._on_suites(folder) if self.suites else self._on_splits(folder)
         write_results(folder / "results.json", results)
         console = Console(highlight=False)
         console.print(results_table(results))
@@ -46,6 +51,31 @@ class Evaluate(PlayOptions):
             console.print(task_type_table(results))
         print(f"Turn logs and results.json: {folder}")
         return 0
+
+    def _on_splits(self, folder: Path) -> list[EvalResult]:
+        options = self.resolved()
+        assert options.splits is not None
+        protocol = None if self.protocol is None else PROTOCOLS[self.protocol]
+        played = play(options, folder, "eval", options.splits, protocol=protocol)
+        return [EvalResult.of(trajectories, protocol=self.protocol or "") for trajectories in played]
+
+    def _on_suites(self, folder: Path) -> list[EvalResult]:
+        """Each in a folder of its own; the environment is the one that the policy was trained in, if it says so."""
+        from agentgym_tlm.policies.loading import load_tokenizer
+
+        trained = self.envs.trained_on(Path(self.policy))
+        unknown = load_tokenizer(self.policy, verbatim=True).unk_token_id if Path(self.policy).is_dir() else None
+        results = []
+        for suite in find_suites(self.suites):
+            envs = suite.envs(trained)
+            options = replace(self, suites=(), splits=(suite.split,), envs=envs, temperature=self.temperature or 0.0)
+            (trajectories,) = play(options, folder / suite.name, "eval", [suite.split])
+            results.append(replace(EvalResult.of(trajectories), split=suite.name))
+            if share := unknown_share(unknown, trajectories):
+                print(f"{suite.name}: {100 * share:.1f}% of what the policy read and wrote are words unknown to it")
+            if suite.out_of_domain(trained):
+                print(f"{suite.name}: out of domain for a policy trained on {_domain(trained)}")
+        return results
 
     def resolved(self) -> Evaluate:
         """With what the protocol, or its absence, means for options that are None.
@@ -74,6 +104,11 @@ class Evaluate(PlayOptions):
                 )
         envs = replace(self.envs, max_episode_steps=protocol.max_episode_steps)
         return replace(self, envs=envs, splits=protocol.splits, temperature=protocol.temperature)
+
+
+def _domain(envs: EnvArgs) -> str:
+    kinds = [f"{name}={value}" for name, value in envs.env_kwargs.items()]
+    return " ".join([envs.env, *kinds])
 
 
 def _words(value: object) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agentgym_tlm.envs.args import EnvArgs
@@ -22,3 +24,12 @@ def test_environment_of_another_kind_is_named() -> None:
 def test_step_limit_is_at_least_one() -> None:
     with pytest.raises(ConfigError, match="max_episode_steps"):
         EnvArgs(max_episode_steps=0)
+
+
+def test_policy_remembers_the_environment_it_was_trained_on(tmp_path: Path) -> None:
+    """Suites are those of that one; options given now for the same environment win."""
+    EnvArgs(env="ScienceWorld-v0", env_kwargs={"instructions": False}).remember(tmp_path)
+    assert EnvArgs().trained_on(tmp_path) == EnvArgs(env="ScienceWorld-v0", env_kwargs={"instructions": False})
+    given = EnvArgs(env="ScienceWorld-v0", max_episode_steps=3, env_kwargs={"protocol": "eto"})
+    assert given.trained_on(tmp_path) == given
+    assert given.trained_on(tmp_path / "nowhere") == given

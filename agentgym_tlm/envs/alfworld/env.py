@@ -16,6 +16,7 @@ from agentgym_tlm.envs.alfworld.engine import PLACE_COMMAND, WELCOME, ActionStyl
 from agentgym_tlm.envs.alfworld.generator import DEFAULT, GeneratorConfig, task_type
 from agentgym_tlm.envs.alfworld.problem import TASK_TYPES, Game, World
 from agentgym_tlm.envs.alfworld.sources import SPLITS, open_source
+from agentgym_tlm.envs.alfworld.surface import SURFACES, Interpreted, Surface, SurfaceName
 from agentgym_tlm.envs.alfworld.textworld_engine import TextWorldEngine, require_textworld
 from agentgym_tlm.envs.base import Expert, Info, TaskManifest, TextEnv
 from agentgym_tlm.errors import ConfigError, DataError
@@ -97,6 +98,8 @@ class ALFWorldEnv(TextEnv):
       slower, one thread at a time.
     - ``action_style``: wording of placing an object that is shown: ``"move"`` (ALFWorld 0.4: ``move X to Y``) or
       ``"put"`` (before: ``put X in/on Y``). Both are understood.
+    - ``surface``: ``"original"``, or other words for the same game: ``"paraphrased"`` task sentences, ``"swapped"``
+      names of objects, or ``"renamed"`` objects and receptacles.
     - ``admissible_commands``: put the sorted list into ``info`` at every step.
     - ``banner``: keep the line ``-= Welcome to TextWorld, ALFRED! =-`` in the first observation.
     - ``reward_scale``: reward for winning.
@@ -120,6 +123,7 @@ class ALFWorldEnv(TextEnv):
         generator: str | GeneratorConfig = DEFAULT,
         engine: Literal["native", "textworld"] = "native",
         action_style: ActionStyle = "move",
+        surface: SurfaceName = "original",
         admissible_commands: bool = False,
         banner: bool = False,
         reward_scale: float = 1.0,
@@ -132,6 +136,8 @@ class ALFWorldEnv(TextEnv):
             raise ConfigError(f"engine must be 'native' or 'textworld', not {engine!r}")
         if action_style not in PLACE_COMMAND:
             raise ConfigError(f"action_style must be 'move' or 'put', not {action_style!r}")
+        if surface not in SURFACES:
+            raise ConfigError(f"surface must be one of {', '.join(SURFACES)}, not {surface!r}")
         if not isinstance(reward_scale, (int, float)):
             raise ConfigError(f"reward_scale must be a number, not {reward_scale!r}")
         if engine == "textworld":
@@ -141,6 +147,7 @@ class ALFWorldEnv(TextEnv):
         self.split = split
         self.engine_name = engine
         self.action_style: ActionStyle = action_style
+        self.surface_name: SurfaceName = surface
         self.banner = banner
         self.reward_scale = reward_scale
         self.allow_revisit = allow_revisit
@@ -159,7 +166,7 @@ class ALFWorldEnv(TextEnv):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         self.check_step(action, self._stop_reason)
-        self._observation = self._playing().step(normalize_action(action, self.action_style))
+        self._observation = self._play(action)
         self._actions.append(action)
         info = self._info()
         terminated: bool = info["won"]
@@ -172,13 +179,16 @@ class ALFWorldEnv(TextEnv):
 
     def admissible_commands(self) -> list[str]:
         """All commands that do something now, sorted, in the wording of ``action_style``."""
-        return self._playing().admissible_commands()
+        commands = self._playing().admissible_commands()
+        return commands if self.surface_name == "original" else sorted(map(self._surface.tell, commands))
 
     @property
     def walkthrough(self) -> tuple[str, ...]:
         """A plan that wins the current game, made with full knowledge of it."""
         self._playing()
-        return tuple(normalize_action(action, self.action_style) for action in self._game.walkthrough)
+        return tuple(
+            self._surface.tell(normalize_action(action, self.action_style)) for action in self._game.walkthrough
+        )
 
     def snapshot(self) -> Snapshot:
         self._playing()
@@ -192,7 +202,7 @@ class ALFWorldEnv(TextEnv):
             raise ConfigError(f"the snapshot is of another world: it has {taken}")
         self._start(snapshot.task_id)
         for action in snapshot.actions:
-            self._playing().step(normalize_action(action, self.action_style))
+            self._play(action)
         self._actions = list(snapshot.actions)
         self._observation = snapshot.observation
         self._stop_reason = snapshot.stop_reason
@@ -208,6 +218,7 @@ class ALFWorldEnv(TextEnv):
             "data": self.manifest.source,
             "data_format": "2.1.2",
             "action_style": self.action_style,
+            "surface": self.surface_name,
             "allow_revisit": str(self.allow_revisit),
             "banner": str(self.banner),
             "reward_scale": str(self.reward_scale),
@@ -217,13 +228,13 @@ class ALFWorldEnv(TextEnv):
     @property
     def _world(self) -> dict[str, str]:
         version = self.version()
-        return {name: version[name] for name in ("data", "action_style", "allow_revisit")}
+        return {name: version[name] for name in ("data", "action_style", "surface", "allow_revisit")}
 
     def expert(self) -> Expert:
         """A player that acts only on what it has observed."""
         from agentgym_tlm.envs.alfworld.explorer import Explorer
 
-        return Explorer()
+        return Explorer() if self.surface_name == "original" else Interpreted(Explorer(), self._surface)
 
     def render(self) -> str | None:
         """The last action and its observation: returned in mode ``ansi``, printed in mode ``human``."""
@@ -251,8 +262,14 @@ class ALFWorldEnv(TextEnv):
         self._observation = self._engine.reset()
         if not self.banner:
             self._observation = self._observation.removeprefix(WELCOME)
+        self._surface = Surface(self.surface_name, self._game.id, self._game.task, world.goal)
+        self._observation = self._surface.tell(self._observation)
         self._actions = []
         self._stop_reason = None
+
+    def _play(self, action: str) -> str:
+        engine, command = self._playing(), normalize_action(action, self.action_style)
+        return self._surface.tell(engine.step(self._surface.command(command)))
 
     def _playing(self) -> Engine:
         if self._engine is None:
@@ -265,14 +282,14 @@ class ALFWorldEnv(TextEnv):
             "task_id": self._game.id,
             "task_type": self._game.task_type,
             "split": self.split,
-            "instruction": self._game.task,
+            "instruction": self._surface.tell(self._game.task),
             "score": engine.goal_fraction,
             "won": engine.won,
             "action_valid": engine.action_valid,
             "stop_reason": self._stop_reason,
         }
         if self._lists_commands:
-            info["admissible_commands"] = engine.admissible_commands()
+            info["admissible_commands"] = self.admissible_commands()
         return info
 
 
