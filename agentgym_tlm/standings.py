@@ -1,6 +1,8 @@
 """What a comparison says: success of every trainer on every suite, differences, and how sure they are.
 
-Numbers are in percent (points), 95% intervals in brackets; see :mod:`agentgym_tlm.statistics` for what they mean.
+Numbers are in percent (points), 95% intervals in brackets; see :mod:`agentgym_tlm.statistics` for what they mean. An
+interval is about the trainers, with other seeds and other tasks; a p-value is about the policies that were trained, and
+can be small where a trainer's seeds differ too much among themselves to say anything about trainers.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from agentgym_tlm.statistics import (
     permutation_test,
     probability_of_improvement,
 )
+from agentgym_tlm.suites import UNKNOWN_SHARE
 
 Metric = Literal["success", "score"]
 _COLUMNS = (
@@ -39,8 +42,6 @@ _COLUMNS = (
 )
 _FOR_FILES = ("p", "IQM %")
 """Columns that a terminal has no room for."""
-UNKNOWN_SHARE = 0.005
-"""Share of unknown words above which a suite's numbers come with a note."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class Pair:
             return f"{self.suite}: {self.trainer} and {self.other} did the same on every task."
         word, bounds = ("better", (low, high)) if value >= 0 else ("worse", (-high, -low))
         sure = "the data tell them apart" if self.difference.excludes_zero else "the data do not tell them apart"
+        if self.p < 0.05 and not self.difference.excludes_zero:
+            sure += f" (these policies do differ, p = {self.p:.2g}, but others of the same trainers may not)"
         alone = "" if self.seeds > 1 else " (one seed: another training of the same may differ by more)"
         return (
             f"{self.suite}: {self.trainer} is {word} than {self.other} by {abs(value):.1f} points "
@@ -136,7 +139,7 @@ class Standings:
     def verdicts(self) -> list[str]:
         """Plain words for every pair, then what has to be known beside the numbers."""
         notes = [
-            f"{s.suite}: {s.trainer} could not read {100 * s.unknown:.1f}% of the words."
+            f"{s.suite}: {s.trainer} does not know {100 * s.unknown:.1f}% of the words."
             for s in self.standings
             if s.unknown > UNKNOWN_SHARE
         ]

@@ -16,6 +16,7 @@ All randomness is seeded: same outcomes, same numbers. Definitions:
     as a task here is a task type, with the success rate on it.
 ``permutation_test``
     Two-sided test of the mean of paired differences against all changes of their signs (Fisher's randomisation test).
+    Of differences by seed and task it is a test of the policies that were trained, not of what other seeds would give.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ _TOPICS = (
     ("forces", "9"),
     ("genetics", "10"),
 )
+UNKNOWN_SHARE = 0.005
+"""Share of unknown words above which numbers come with a note."""
 _CHOICES = ("task_types", "tasks")
 """Environment options that choose the kinds of tasks."""
 
@@ -140,6 +142,7 @@ def held_out(envs: EnvArgs, name: str) -> EnvArgs:
 
 
 def unknown_share(unknown: int | None, trajectories: Sequence[Trajectory]) -> float:
-    """Share of the tokens of ``trajectories`` that are ``unknown``, a tokenizer's word for what it does not know."""
-    ids = [token for trajectory in trajectories for sequence in trajectory.sequences for token in sequence]
+    """Share of the tokens of first prompts that are ``unknown``, a tokenizer's word for what it does not know."""
+    first = [(t.sequences[0], t.turns[0].span) for t in trajectories if t.turns and t.sequences]
+    ids = [token for sequence, span in first if span is not None for token in sequence[: span[0]]]
     return ids.count(unknown) / len(ids) if ids and unknown is not None else 0.0

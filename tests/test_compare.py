@@ -87,12 +87,28 @@ def test_a_cell_that_fails_does_not_stop_the_others(
     """The reason is kept and said, the exit code tells, and the next call tries again: here from a moved folder."""
     folder = shutil.copytree(finished, tmp_path / "moved")
     shutil.rmtree(folder / "seed1")
-    trainers = ["--trainers", "sft", "kto:num_tasks=1", "dpo"]
+    trainers = ["--trainers", "sft", "kto:num_tasks=1", "grpo:tasks_per_iteration=2,samples_per_task=2"]
     assert compare(folder, *trainers, "--seeds", "0") == 1
     captured = capsys.readouterr()
     assert "seed0/kto,num_tasks=1 FAILED: ConfigError" in captured.out
     assert "two tasks" in (folder / "seed0" / "kto,num_tasks=1" / "failure.txt").read_text()
-    assert "dpo" in (folder / "comparison.md").read_text()
+    assert "kto" in (folder / "comparison.md").read_text()
+    grpo = Cell.read(folder / "seed0" / "grpo,samples_per_task=2,tasks_per_iteration=2")
+    assert 120 <= grpo.env_steps < 120 + 4 * 6  # the budget, and an iteration of 4 episodes of at most 6 steps
+
+
+def test_a_cell_that_was_cut_off_goes_on(finished: Path, tmp_path: Path) -> None:
+    """In a folder that was moved since: with what was sampled already, and to the same outcomes."""
+    folder = shutil.copytree(finished, tmp_path / "moved")
+    cell = folder / "seed0" / "dpo"
+    expected = Cell.read(cell)
+    for path in (cell / "cell.json", cell / "results.json", cell / "trajectories" / "dpo-valid_seen.jsonl"):
+        path.unlink()
+    shutil.rmtree(cell / "dpo" / "policy")
+    sampled = (cell / "dpo" / "iteration-0" / "sampled.jsonl").stat().st_mtime_ns
+    assert compare(folder, "--trainers", "sft", "dpo", "--seeds", "0", "--suites", "put") == 0
+    assert replace(Cell.read(cell), seconds=expected.seconds) == expected
+    assert (cell / "dpo" / "iteration-0" / "sampled.jsonl").stat().st_mtime_ns >= sampled
 
 
 def test_machines_share_the_work_and_their_folders_are_merged(finished: Path, tmp_path: Path) -> None:

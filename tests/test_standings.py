@@ -51,6 +51,15 @@ def test_says_which_is_better_by_how_much_and_how_sure() -> None:
     assert standings.verdicts[2].startswith("unseen: dpo is better than dil by")
 
 
+def test_policies_that_differ_do_not_make_trainers_that_do() -> None:
+    """One seed that was much better by chance: sure of these policies, not of the trainer."""
+    cells = [cell("sft", 0, 20), cell("sft", 1, 20), cell("dpo", 0, 20), cell("dpo", 1, 32)]
+    (pair,) = Standings.of(cells).pairs
+    assert pair.p < 0.01
+    assert not pair.difference.excludes_zero
+    assert "these policies do differ, p = 0.00049" in pair.verdict
+
+
 def test_worse_is_said_with_the_interval_turned_round() -> None:
     standings = Standings.of(CELLS, baseline="dpo", order=["sft", "dpo", "dil"])
     assert [pair.trainer for pair in standings.pairs] == ["sft", "dil"]
@@ -97,7 +106,7 @@ def test_no_success_at_all_is_not_certainty() -> None:
 
 def test_words_that_a_policy_cannot_read_are_noted() -> None:
     blind = replace(CELLS[0], unknown={"unseen": 0.25})
-    assert "unseen: sft could not read 25.0% of the words." in Standings.of([blind]).verdicts
+    assert "unseen: sft does not know 25.0% of the words." in Standings.of([blind]).verdicts
 
 
 def test_nothing_finished_or_no_baseline_is_said() -> None:

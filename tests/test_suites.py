@@ -104,7 +104,7 @@ def test_a_policy_is_evaluated_on_suites(policy: Path, tmp_path: Path, capsys: p
     shares = {
         line.partition(":")[0]: float(line.split(": ")[1].split("%")[0])
         for line in out.splitlines()
-        if "unknown" in line
+        if "does not know" in line
     }
     assert shares["renamed"] > 10 > shares.get("unseen", 0.0)
     assert main(argv) == 0  # and goes on in the same folders

@@ -13,7 +13,7 @@ from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.evaluate import EvalResult, results_table, task_type_table, write_results
 from agentgym_tlm.protocols import ENV_ID, PROTOCOLS, ProtocolName
 from agentgym_tlm.ranges import check_splits
-from agentgym_tlm.suites import find_suites, unknown_share
+from agentgym_tlm.suites import UNKNOWN_SHARE, find_suites, unknown_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +71,8 @@ class Evaluate(PlayOptions):
             options = replace(self, suites=(), splits=(suite.split,), envs=envs, temperature=self.temperature or 0.0)
             (trajectories,) = play(options, folder / suite.name, "eval", [suite.split])
             results.append(replace(EvalResult.of(trajectories), split=suite.name))
-            if share := unknown_share(unknown, trajectories):
-                print(f"{suite.name}: {100 * share:.1f}% of what the policy read and wrote are words unknown to it")
+            if (share := unknown_share(unknown, trajectories)) > UNKNOWN_SHARE:
+                print(f"{suite.name}: {100 * share:.1f}% of the first prompts are words that the policy does not know")
             if suite.out_of_domain(trained):
                 print(f"{suite.name}: out of domain for a policy trained on {_domain(trained)}")
         return results

@@ -11,9 +11,9 @@ import torch
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.pairs import read_pairs, score_pairs
-from agentgym_tlm.trainers.collect import sampling_at
+from agentgym_tlm.trainers.collect import sampled_turns, sampling_at
 from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
-from agentgym_tlm.trajectory import read_trajectories
+from agentgym_tlm.trajectory import StopReason, read_trajectories, write_trajectories
 from tests import toy_env
 
 
@@ -33,6 +33,18 @@ def trainer_in(folder: Path, **options: Any) -> TLMDRETrainer:
     )
     policy = toy_env.tiny_policy(max_new_tokens=4, temperature=0.0)
     return TLMDRETrainer(policy, EnvArgs(env="Toy-v0", max_episode_steps=3), args)
+
+
+def test_sampled_steps_are_those_of_the_policy(tmp_path: Path) -> None:
+    """Not the expert's, not those that an episode begins behind, not those of episodes that machinery broke off."""
+    trainer = trainer_in(tmp_path, num_iterations=2)
+    trainer.train()
+    logs = [tmp_path / f"iteration-{i}" / "sampled.jsonl" for i in range(2)]
+    played = [t for log in logs for t in read_trajectories(log)]
+    assert sampled_turns(tmp_path) == sum(len(t.turns) for t in played) > 0
+    played[0].stop_reason, played[1].turns[0].trainable = StopReason.ENV_ERROR, False
+    write_trajectories(tmp_path / "other" / "explored.0-of-2.jsonl", played)
+    assert sampled_turns(tmp_path / "other") == sum(len(t.turns) for t in played[1:]) - 1
 
 
 def weights(trainer: TLMDRETrainer) -> torch.Tensor:
