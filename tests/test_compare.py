@@ -20,7 +20,16 @@ from agentgym_tlm.recipes import ExperimentConfig
 from agentgym_tlm.variants import Variant, parse_variants
 
 SHAPE = ("--tiny.hidden-size", "16", "--tiny.layers", "1", "--tiny.intermediate-size", "32")
-PLAY = ("--data-dir", "embedded", "--max-episode-steps", "6", "--evaluation.num-tasks", "4")
+PLAY = (
+    "--data-dir",
+    "embedded",
+    "--env-kwargs",
+    "generator=small",
+    "--max-episode-steps",
+    "4",
+    "--evaluation.num-tasks",
+    "4",
+)
 OPTIONS = (*PLAY, *SHAPE, "--expert.num-tasks", "24")
 
 
@@ -31,7 +40,7 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compare(folder: Path, *more: str) -> int:
-    return main(["compare", *OPTIONS, "--budget", "120", "--output-dir", str(folder), *more])
+    return main(["compare", *OPTIONS, "--budget", "80", "--output-dir", str(folder), *more])
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +66,12 @@ def test_every_trainer_starts_from_the_seeds_sft_policy_and_plays_the_same_tasks
 
 
 def test_budget_is_counted_from_what_was_sampled(finished: Path) -> None:
-    """About 120 environment steps, whatever the recipe says; imitation samples none."""
+    """About 80 environment steps, whatever the recipe says; imitation samples none."""
     assert Cell.read(finished / "seed0/sft").env_steps == 0
     cell = Cell.read(finished / "seed0/dpo")
     log = finished / "seed0" / "dpo" / "dpo" / "iteration-0" / "sampled.jsonl"
     assert cell.env_steps == sum(len(json.loads(line)["turns"]) for line in log.read_text().splitlines())
-    assert 100 <= cell.env_steps <= 140
+    assert 70 <= cell.env_steps <= 90
 
 
 def test_finished_cells_are_not_done_again(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +103,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(
     assert "two tasks" in (folder / "seed0" / "kto,num_tasks=1" / "failure.txt").read_text()
     assert "kto" in (folder / "comparison.md").read_text()
     grpo = Cell.read(folder / "seed0" / "grpo,samples_per_task=2,tasks_per_iteration=2")
-    assert 120 <= grpo.env_steps < 120 + 4 * 6  # the budget, and an iteration of 4 episodes of at most 6 steps
+    assert 80 <= grpo.env_steps < 80 + 4 * 4  # the budget, and an iteration of 4 episodes of at most 4 steps
 
 
 def test_a_cell_that_was_cut_off_goes_on(finished: Path, tmp_path: Path) -> None:
@@ -138,12 +147,12 @@ def test_lock_names_what_numbers_depend_on(finished: Path) -> None:
         *("environment", "manifests", "prompt", "sampling", "packages", "budget", "recipe", "suites"),
     }
     assert lock["environment"]["engine"] == "native"
-    assert lock["sampling"] == {"temperature": 0.0, "num_tasks": 4, "max_episode_steps": 6}
+    assert lock["sampling"] == {"temperature": 0.0, "num_tasks": 4, "max_episode_steps": 4}
     assert str(finished) not in json.dumps(lock)
     options = parse(Compare, OPTIONS, prog="compare").comparison().shared
-    check_lock(lock, benchmark_lock(replace(options, num_threads=4, seed=5), budget=120), finished)
+    check_lock(lock, benchmark_lock(replace(options, num_threads=4, seed=5), budget=80), finished)
     evaluation = replace(options.evaluation, temperature=0.4)
-    other = benchmark_lock(replace(options, evaluation=evaluation), budget=120)
+    other = benchmark_lock(replace(options, evaluation=evaluation), budget=80)
     with pytest.raises(ConfigError, match=r"sampling\.temperature 0\.0, now 0\.4"):
         check_lock(lock, other, finished)
 
