@@ -24,6 +24,7 @@ from agentgym_tlm.policies.tiny import TINY_FORMAT
 from agentgym_tlm.prompt import ReactFormat, format_to_dict, make_format
 from agentgym_tlm.recipes import ExperimentConfig
 from agentgym_tlm.suites import Suite
+from agentgym_tlm.trainers.args import RUN_INDEPENDENT
 
 LOCK_FILE = "benchmark.lock"
 _PACKAGES = ("torch", "transformers", "accelerate", "gymnasium", "numpy")
@@ -35,6 +36,8 @@ def benchmark_lock(config: ExperimentConfig, *, budget: int | None, suites: Sequ
     """The lock of a comparison whose cells share ``config``, with ``budget`` environment steps for every trainer."""
     envs = config.envs
     recipe = {name: value for name, value in to_dict(config).items() if name not in _OWN}
+    recipe["sft"] = {name: value for name, value in recipe["sft"].items() if name not in RUN_INDEPENDENT}
+    recipe["evaluation"].pop("n_slots")
     if config.expert.file is not None:
         recipe["expert"] = {"sha256": _sha256(config.expert.file)}
     folder = Path(config.policy)

@@ -150,7 +150,11 @@ def test_lock_names_what_numbers_depend_on(finished: Path) -> None:
     assert lock["sampling"] == {"temperature": 0.0, "num_tasks": 4, "max_episode_steps": 4}
     assert str(finished) not in json.dumps(lock)
     options = parse(Compare, OPTIONS, prog="compare").comparison().shared
-    check_lock(lock, benchmark_lock(replace(options, num_threads=4, seed=5), budget=80), finished)
+    check_lock(
+        lock,
+        benchmark_lock(replace(options, num_threads=4, seed=5, sft=replace(options.sft, save_steps=9)), budget=80),
+        finished,
+    )
     evaluation = replace(options.evaluation, temperature=0.4)
     other = benchmark_lock(replace(options, evaluation=evaluation), budget=80)
     with pytest.raises(ConfigError, match=r"sampling\.temperature 0\.0, now 0\.4"):
@@ -218,3 +222,29 @@ def test_holding_out_trains_on_the_other_types_and_tests_on_the_one() -> None:
     (suite,) = comparison.suites
     assert suite.envs(comparison.shared.envs).env_kwargs["task_types"] == ["pick_heat_then_place_in_recep"]
     assert suite.out_of_domain(comparison.shared.envs)
+
+
+def test_protocol_sets_what_it_has() -> None:
+    shared = parse(Compare, ["--protocol", "gigpo"], prog="compare").comparison().shared
+    assert (shared.envs.max_episode_steps, shared.prompt_format) == (50, "tags")
+    assert (shared.evaluation.splits, shared.evaluation.temperature) == (("valid_seen",), 0.4)
+    assert shared.expert.num_tasks == 5000  # the recipe is still that of tiny
+
+
+def test_help_has_no_options_that_mean_nothing_here(capsys: pytest.CaptureFixture[str]) -> None:
+    """A comparison has trainers and seeds, and starts every cell itself."""
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    text = capsys.readouterr().out
+    assert "--budget" in text
+    for option in ("--trainer ", "--seed ", "--resume", "--sft-policy"):
+        assert option not in text
+
+
+def test_options_can_be_those_of_another_comparisons_cells(finished: Path) -> None:
+    """The config.yaml of an sft cell holds what all cells share; one of a trainer would be taken for more than that."""
+    given = parse(Compare, ["--config", str(finished / "seed1" / "sft" / "config.yaml")], prog="compare")
+    assert given.output_dir is None
+    assert given.comparison().shared == parse(Compare, OPTIONS, prog="compare").comparison().shared
+    with pytest.raises(ConfigError, match="no option dpo"):
+        parse(Compare, ["--config", str(finished / "seed1" / "dpo" / "config.yaml")], prog="compare")

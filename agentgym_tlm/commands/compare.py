@@ -43,13 +43,13 @@ class Compare(ExperimentConfig):
     """Environment steps that every trainer samples for a seed, up to an episode or an iteration; None: its recipe's."""
     protocol: ProtocolName | None = None
     """Of ALFWorld, as published (see eval): sets steps, splits, temperature and prompt format, in training, too."""
-    suites: tuple[str, ...] = ()
+    suites: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Further test suites, such as type-heat, paraphrased, swapped or renamed; see eval --suites."""
     hold_out: str | None = None
     """A suite such as type-heat or topic-genetics whose tasks are left out of training; it is tested, too."""
     output_dir: Path | None = None
     """Folder of the comparison; None: runs/compare-<environment>-<policy>."""
-    collect: tuple[Path, ...] = ()
+    collect: Annotated[tuple[Path, ...], tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Folders of the same comparison from other machines: copy their finished cells, and train nothing."""
     only: tuple[str, ...] | None = None
     """Cells to do now, such as seed0/dpo; None: all."""
@@ -74,6 +74,15 @@ class Compare(ExperimentConfig):
         shared = ExperimentConfig.defaults_for(policy, env, "sft")
         return cls(**{option.name: getattr(shared, option.name) for option in fields(ExperimentConfig)})
 
+    @classmethod
+    def foreign_groups(cls) -> set[str]:
+        """What the config.yaml of an sft cell has beside the options that cells share."""
+        return set(cls.hidden)
+
+    def loaded_from(self, file: Path) -> Compare:
+        """These options; the folder of a cell is not that of a comparison."""
+        return self if super().loaded_from(file) is self else replace(self, output_dir=None)
+
     def run(self) -> int:
         """Do what is not done, print tables and verdicts, write files; 1 if a cell failed."""
         disable_progress_bar()
@@ -94,7 +103,6 @@ class Compare(ExperimentConfig):
         order = [variant.name for variant in comparison.variants]
         standings = Standings.of(cells, baseline=self.baseline, metric=self.metric, order=order)
         standings.write(comparison.folder, cells, failures)
-        _write_report(comparison, cells, standings, failures)
         console = Console(highlight=False)
         for table in standings.tables():
             console.print(table)
@@ -105,6 +113,7 @@ class Compare(ExperimentConfig):
         if missing:
             console.print(f"Not done yet: {' '.join(missing)}", soft_wrap=True)
         console.print(f"comparison.md, .csv, .json, report.html: {comparison.folder}", soft_wrap=True)
+        _write_report(comparison, cells, standings, failures)
         return 1 if failures else 0
 
     def comparison(self) -> Comparison:

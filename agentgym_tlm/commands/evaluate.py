@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+import tyro
 from rich.console import Console
 
 from agentgym_tlm.commands.rollout import PlayOptions, new_folder, play
@@ -26,7 +28,7 @@ class Evaluate(PlayOptions):
     prompt format of a policy that has one of its own."""
     splits: tuple[str, ...] | None = None
     """Splits of the environment; None: valid_seen and valid_unseen, or the protocol's."""
-    suites: tuple[str, ...] = ()
+    suites: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Named test suites instead of splits: seen, unseen; of ALFWorld type-pick, -look, -clean, -heat, -cool, -two, put,
     paraphrased, swapped, renamed; of ScienceWorld topic-matter and others; alfworld, scienceworld, hotpotqa."""
     by_task_type: bool = False
