@@ -60,7 +60,7 @@ def test_unknown_command_of_a_group_is_answered_with_the_nearest(capsys: pytest.
     assert "did you mean import?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("train", "doctor")])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("train", "compare", "doctor")])
 def test_help_and_listings_do_not_wait_for_torch(name: str) -> None:
     """`agentgym-tlm envs` must answer at once: importing torch takes seconds."""
     code = (
