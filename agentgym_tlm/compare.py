@@ -37,6 +37,8 @@ from agentgym_tlm.recipes import ExperimentConfig
 from agentgym_tlm.rollout import logged_rollout
 from agentgym_tlm.suites import Suite, unknown_share
 from agentgym_tlm.trainers.collect import sampled_turns, sampling_at
+from agentgym_tlm.trainers.methods import METHODS
+from agentgym_tlm.trainers.preference import PreferenceTrainer
 from agentgym_tlm.trajectory import Trajectory, read_trajectories
 from agentgym_tlm.variants import Variant
 
@@ -45,6 +47,7 @@ FAILURE_FILE = "failure.txt"
 CALIBRATION_TASKS = 64
 """Training tasks on which the length of the SFT policy's sampled episodes is measured, to plan a budget."""
 _NAMES = {"valid_seen": "seen", "valid_unseen": "unseen"}
+_SAMPLING = ("num_tasks", "samples_per_task", "temperature")
 _FAILURES = (AgentGymError, OSError, RuntimeError, MemoryError)
 """What ends a cell but not the comparison; anything else is a mistake in the program."""
 
@@ -248,6 +251,7 @@ class Comparison:
             tasks = len(config.envs.manifest("train"))
             config = variant.within_budget(config, self.budget, self._turns_per_episode(sft, seed, rollouts), tasks)
         if before is None:
+            _share_samples(variant, config, folder)
             config = _resumed(config)
             Experiment(config, rollouts=rollouts, training=training).run()
         policy = LanguageModelPolicy.load(folder / variant.trainer / "policy")
@@ -342,6 +346,40 @@ def _share_evaluation(sft: Path, folder: Path) -> None:
         for log in (sft / "trajectories").glob("sft-*.jsonl"):
             shutil.copy(log, partial)
         partial.rename(target)
+
+
+def _share_samples(variant: Variant, config: ExperimentConfig, folder: Path) -> None:
+    """Give a new cell the episodes that another one sampled with the same policy, tasks and temperature.
+
+    They would be its own: in the first iteration, trainers of pairs differ only in what they learn from these.
+    """
+    if not _samples_pairs(variant.trainer) or (folder / variant.trainer).exists():
+        return
+    for source, cell in _finished(folder.parent.parent):
+        other = Variant.parse(cell.trainer).trainer
+        if source.parent != folder.parent or not _samples_pairs(other):
+            continue
+        method = load(ExperimentConfig.with_trainer(other)(), source / "config.yaml").method
+        if any(getattr(method, name) != getattr(config.method, name) for name in _SAMPLING):
+            continue
+        partial = folder / "samples.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        (partial / "iteration-0").mkdir(parents=True)
+        for log in ("expert.jsonl", "iteration-0/sampled.jsonl"):
+            if (source / other / log).exists():
+                shutil.copy(source / other / log, partial / log)
+        partial.rename(folder / variant.trainer)
+        return
+
+
+def _samples_pairs(trainer: str) -> bool:
+    kind = METHODS[trainer].trainer if trainer in METHODS else None
+    steps = ("train_iteration", "collect", "build")
+    return (
+        kind is not None
+        and issubclass(kind, PreferenceTrainer)
+        and all(getattr(kind, step) is getattr(PreferenceTrainer, step) for step in steps)
+    )
 
 
 def _resumed(config: ExperimentConfig) -> ExperimentConfig:

@@ -106,6 +106,20 @@ def test_a_cell_that_fails_does_not_stop_the_others(
     assert 80 <= grpo.env_steps < 80 + 4 * 4  # the budget, and an iteration of 4 episodes of at most 4 steps
 
 
+def test_what_is_sampled_alike_is_sampled_once(finished: Path, tmp_path: Path) -> None:
+    """Trainers that learn from the same failures get the same file, and come to what they would have come to alone."""
+    dpo = finished / "seed0" / "dpo" / "dpo" / "iteration-0" / "sampled.jsonl"
+    folders = {name: shutil.copytree(finished, tmp_path / name) for name in ("beside", "alone")}
+    for name in ("seed0/dpo", "seed1/dpo"):
+        shutil.rmtree(folders["alone"] / name)
+    for folder in folders.values():
+        assert compare(folder, "--trainers", "dmpo", "--seeds", "0", "--suites", "put") == 0
+    cells = [folder / "seed0" / "dmpo" for folder in folders.values()]
+    logs = [(cell / "dmpo" / "iteration-0" / "sampled.jsonl").read_bytes() for cell in cells]
+    assert logs[0] == dpo.read_bytes() == logs[1]
+    assert Cell.read(cells[0]).outcomes == Cell.read(cells[1]).outcomes
+
+
 def test_a_cell_that_was_cut_off_goes_on(finished: Path, tmp_path: Path) -> None:
     """In a folder that was moved since: with what was sampled already, and to the same outcomes."""
     folder = shutil.copytree(finished, tmp_path / "moved")
