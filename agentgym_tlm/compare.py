@@ -17,21 +17,21 @@ machine and for others on another: :meth:`Comparison.collect` merges their folde
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from agentgym_tlm.benchmark import LOCK_FILE, benchmark_lock, check_lock, keep_lock, read_lock
+from agentgym_tlm.cells import CELL_FILE, Cell, cell_name, finished_cells, last_outcomes
 from agentgym_tlm.config import dump, load
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import AgentGymError, ConfigError
 from agentgym_tlm.experiment import Experiment, Rollouts, Training
-from agentgym_tlm.files import to_json, write_text
+from agentgym_tlm.files import write_text
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.recipes import ExperimentConfig
 from agentgym_tlm.rollout import logged_rollout
@@ -42,7 +42,6 @@ from agentgym_tlm.trainers.preference import PreferenceTrainer
 from agentgym_tlm.trajectory import Trajectory, read_trajectories
 from agentgym_tlm.variants import Variant
 
-CELL_FILE = "cell.json"
 FAILURE_FILE = "failure.txt"
 CALIBRATION_TASKS = 64
 """Training tasks on which the length of the SFT policy's sampled episodes is measured, to plan a budget."""
@@ -50,61 +49,6 @@ _NAMES = {"valid_seen": "seen", "valid_unseen": "unseen"}
 _SAMPLING = ("num_tasks", "samples_per_task", "temperature")
 _FAILURES = (AgentGymError, OSError, RuntimeError, MemoryError)
 """What ends a cell but not the comparison; anything else is a mistake in the program."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one test task."""
-
-    task_id: str
-    task_type: str
-    won: bool
-    score: float
-    turns: int
-    stop_reason: str
-    breakdown: bool
-
-    @classmethod
-    def of(cls, trajectory: Trajectory) -> Outcome:
-        t = trajectory
-        return cls(
-            t.task_id, t.task_type, t.won, t.score, len(t.turns), t.stop_reason.value, t.stop_reason.is_breakdown
-        )
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A finished cell: outcomes by suite, and the environment steps that its trainer sampled.
-
-    ``start`` are the weights of the SFT policy; ``unknown`` is the share of unknown words, by suite.
-    """
-
-    trainer: str
-    seed: int
-    start: str
-    env_steps: int
-    seconds: float
-    outcomes: dict[str, list[Outcome]]
-    unknown: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Its folder within the comparison's."""
-        return cell_name(Variant.parse(self.trainer), self.seed)
-
-    @classmethod
-    def read(cls, folder: Path) -> Cell:
-        record = json.loads((folder / CELL_FILE).read_text(encoding="utf-8"))
-        outcomes = {suite: [Outcome(**each) for each in found] for suite, found in record["outcomes"].items()}
-        return cls(**{**record, "outcomes": outcomes})
-
-    def write(self, folder: Path) -> None:
-        write_text(folder / CELL_FILE, to_json(asdict(self)) + "\n")
-
-
-def cell_name(variant: Variant, seed: int) -> str:
-    """``seed0/dpo``."""
-    return f"seed{seed}/{variant.folder}"
 
 
 @dataclass(frozen=True)
@@ -182,7 +126,7 @@ class Comparison:
             if (self.folder / LOCK_FILE).exists():
                 check_lock(read_lock(self.folder), lock, other)
             keep_lock(self.folder, lock)
-            for source, cell in _finished(other):
+            for source, cell in finished_cells(other):
                 target = self.folder / cell.name
                 if (target / CELL_FILE).exists():
                     here = Cell.read(target)
@@ -203,7 +147,7 @@ class Comparison:
 
     def cells(self) -> list[Cell]:
         """All finished cells of the folder. Raises ConfigError when a seed has cells of different SFT policies."""
-        cells = [cell for _, cell in _finished(self.folder)]
+        cells = [cell for _, cell in finished_cells(self.folder)]
         starts: dict[int, Cell] = {}
         for cell in cells:
             first = starts.setdefault(cell.seed, cell)
@@ -273,7 +217,7 @@ class Comparison:
             start=LanguageModelPolicy.load(sft / "sft" / "policy").fingerprint,
             env_steps=0 if variant.trainer == "sft" else sampled_turns(folder / variant.trainer),
             seconds=round(time.monotonic() - began + (before.seconds if before else 0.0), 1),
-            outcomes={name: _last_outcomes(trajectories) for name, trajectories in logs.items()},
+            outcomes={name: last_outcomes(trajectories) for name, trajectories in logs.items()},
             unknown={
                 name: unknown_share(policy.tokenizer.unk_token_id, trajectories) for name, trajectories in logs.items()
             },
@@ -355,7 +299,7 @@ def _share_samples(variant: Variant, config: ExperimentConfig, folder: Path) -> 
     """
     if not _samples_pairs(variant.trainer) or (folder / variant.trainer).exists():
         return
-    for source, cell in _finished(folder.parent.parent):
+    for source, cell in finished_cells(folder.parent.parent):
         other = Variant.parse(cell.trainer).trainer
         if source.parent != folder.parent or not _samples_pairs(other):
             continue
@@ -389,14 +333,3 @@ def _resumed(config: ExperimentConfig) -> ExperimentConfig:
         return config
     write_text(file, dump(replace(load(config, file), sft_policy=config.sft_policy)))
     return replace(config, resume=True)
-
-
-def _last_outcomes(trajectories: Sequence[Trajectory]) -> list[Outcome]:
-    """The newest episode of every task: one that machinery broke off was played again."""
-    last = {trajectory.task_id: trajectory for trajectory in trajectories}
-    return [Outcome.of(last[task_id]) for task_id in sorted(last)]
-
-
-def _finished(folder: Path) -> Iterator[tuple[Path, Cell]]:
-    for file in sorted(folder.glob(f"seed*/*/{CELL_FILE}")):
-        yield file.parent, Cell.read(file.parent)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agentgym_tlm.compare import Cell, Outcome
+from agentgym_tlm.cells import Cell, Outcome
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.evaluate import FittingTable, Rate
 from agentgym_tlm.files import to_json, write_text

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from agentgym_tlm.benchmark import benchmark_lock, check_lock, read_lock
+from agentgym_tlm.cells import Cell
 from agentgym_tlm.cli import main
 from agentgym_tlm.commands.compare import Compare
-from agentgym_tlm.compare import Cell
 from agentgym_tlm.config import load, parse
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.recipes import ExperimentConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agentgym_tlm.compare import Cell, Outcome
+from agentgym_tlm.cells import Cell, Outcome
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.evaluate import wilson_interval
 from agentgym_tlm.standings import Standings

@@ -14,7 +14,8 @@ import tyro
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from agentgym_tlm.compare import Cell, Comparison
+from agentgym_tlm.cells import Cell
+from agentgym_tlm.compare import Comparison
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.progress import plain_warnings, rollout_progress, training_progress
 from agentgym_tlm.protocols import ENV_ID, PROTOCOLS, ProtocolName
