@@ -135,7 +135,7 @@ def episode_advantages(
 
 
 def turn_rewards(episode: Trajectory, paid: Array, args: PPOArguments) -> Array:
-    """[T] rewards of an episode's turns, or for each the whole return (``single_turn``), less what they have ``paid``."""
+    """[T] rewards of an episode's turns, or for each the whole return (``single_turn``), less what was ``paid``."""
     rewards = np.array([turn.reward for turn in episode.turns])
     if args.credit == "single_turn":
         rewards = np.full(len(rewards), rewards.sum())
