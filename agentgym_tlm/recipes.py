@@ -204,11 +204,12 @@ _TINY_PAIRS: dict[str, Any] = {
     "n_slots": 128,
 }
 _TINY_ONLINE: dict[str, Any] = {
-    "learning_rate": 3e-4,
-    "per_device_train_batch_size": 16,
+    "learning_rate": 1e-4,
+    "per_device_train_batch_size": 32,
     "gradient_accumulation_steps": 1,
     "mixed_precision": "bf16",
     "num_iterations": 40,
+    "save_steps": 40,
     "beta": 0.0,
     "penalized": "refused",
     "drop_degenerate": True,
