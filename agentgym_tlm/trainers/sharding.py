@@ -7,7 +7,8 @@ every process plays whole and alone, at its own pace, and no episode waits for a
 Deviations from what Accelerate does by itself:
 
 1. Shares are float32 whatever the precision, and autocast does the rest. FSDP2's own policy would round the log-probs,
-   DeepSpeed's the weights that the policy plays with. Casts are not kept from one layer to another.
+   DeepSpeed's the weights that the policy plays with. Casts are not kept from one layer to another. The policy plays,
+   and is saved, in the dtype that it was loaded in; load it in float32 where that is to lose nothing.
 2. Gradients are shared out after every backward pass, not once per update: whole ones would take what sharding saves.
 """
 
@@ -96,9 +97,7 @@ class Sharding:
         """What to prepare and train so that ``model`` learns: it or, to be shared out, a copy, in its wrapper."""
         if not self.on:
             return wrap(model)
-        trained = copy.deepcopy(model).to(self.accelerator.device)
-        if self.args.mixed_precision != "no":
-            trained.float()
+        trained = copy.deepcopy(model).to(self.accelerator.device).float()
         module = wrap(trained)
         cast: Any = self.autocast()
         module.forward = cast(module.forward)
