@@ -90,9 +90,9 @@ def training_memory(
     )
 
 
-def is_half(dtype: torch.dtype | None) -> bool:
+def is_half(dtype: torch.dtype | str | None) -> bool:
     """Whether AdamW's steps would be lost in the rounding of weights of ``dtype``."""
-    return dtype in (torch.float16, torch.bfloat16)
+    return str(dtype).removeprefix("torch.") in ("float16", "bfloat16")
 
 
 def count_weights(config: PretrainedConfig) -> int:

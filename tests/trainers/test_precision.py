@@ -23,7 +23,7 @@ RATE = 7e-7
 def half_policy(folder: Path) -> LanguageModelPolicy:
     """A folder as the hub has them, loaded as everybody loads it."""
     policy = tiny_policy()
-    policy.model.to(torch.bfloat16)
+    policy.model.bfloat16()
     policy.save(folder)
     loaded = LanguageModelPolicy.load(folder, device="cpu")
     assert loaded.model.dtype == torch.bfloat16
