@@ -55,7 +55,7 @@ class Size:
     key_value_heads: int = 2
     vocabulary: int = 151_936
     expert_tasks: int = 64
-    batch: int = 8
+    batch: int = 16
     warm_up: int = 2
     updates: int = 8
     slots: int = 64
@@ -253,7 +253,7 @@ class Worker:
         from agentgym_tlm.prompt import ReactFormat
         from agentgym_tlm.renderer import CHATML
 
-        texts = [*tokenizer_texts(self._expert, ReactFormat()), "system user assistant\n"]
+        texts = [*tokenizer_texts(self._expert, ReactFormat()), "user\nassistant\n"]
         state = json.loads(build_tokenizer(texts).backend_tokenizer.to_str())
         known = [*state["model"]["vocab"], "<|im_start|>", "<|im_end|>"]
         if len(known) > self._size.vocabulary:
@@ -411,7 +411,7 @@ class Worker:
             options["n_slots"] = size.slots
             envs = replace(envs, max_episode_steps=size.sampled_turns)
         if method == "grpo":
-            options |= {"num_iterations": 1, "tasks_per_iteration": size.batch, "samples_per_task": size.batch}
+            options |= {"num_iterations": 1, "tasks_per_iteration": size.batch, "samples_per_task": size.batch // 2}
         marks: list[tuple[float, float]] = []
         said: dict[str, float] = {}
 

@@ -32,7 +32,7 @@ from agentgym_tlm.errors import CheckpointError, ConfigError, TrainingError
 from agentgym_tlm.files import to_json
 from agentgym_tlm.logprobs import TokenLogprobs
 from agentgym_tlm.memory import is_half
-from agentgym_tlm.policies.language_model import LanguageModelPolicy, weights_fingerprint
+from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.rollout import RolloutProgress
 from agentgym_tlm.trainers.args import RUN_INDEPENDENT, TrainingArguments
@@ -225,7 +225,7 @@ class Trainer(ABC, Generic[ArgsT]):
         """Folder of the run for data. Raises CheckpointError if it holds that of other options, weights or ``data``."""
         folder = self.output_dir / name
         if self.accelerator.is_main_process:
-            claim(folder, {**self._run(), "weights": weights_fingerprint(self.policy.model), "data": data})
+            claim(folder, {**self._run(), "weights": self.policy.fingerprint, "data": data})
         self.accelerator.wait_for_everyone()
         return folder
 
