@@ -31,6 +31,8 @@ OPTIONAL = {
     "peft": "lora",
     "gguf": "gguf",
     "httpx": "remote",
+    "atif": "atif",
+    "pyarrow": "parquet",
 }
 """Distribution -> the extra that installs it."""
 
