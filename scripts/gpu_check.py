@@ -28,6 +28,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Mapping
@@ -189,7 +190,7 @@ class Worker:
         if not dry_run and not torch.cuda.is_available():
             sys.exit("torch sees no GPU: run this on a machine with one, or give --dry-run")
         self._events = folder / "gpu_check.jsonl"
-        self._folder = folder
+        self._runs = tempfile.TemporaryDirectory(prefix="gpu_check-")
         self._size = size
         self._cuda = not dry_run
         self._device = torch.device("cuda" if self._cuda else "cpu")
@@ -377,7 +378,7 @@ class Worker:
             abs(old - new)
             for episode in scored
             for turn in episode.turns
-            for old, new in zip(turn.logprobs, turn.ref_logprobs, strict=True)
+            for old, new in zip(turn.logprobs or (), turn.ref_logprobs or (), strict=True)
         ]
         return {
             "tokens_per_second": tokens / seconds,
@@ -395,7 +396,7 @@ class Worker:
 
         size = self._size
         options: dict[str, Any] = {
-            "output_dir": str(self._folder / "runs" / f"{method}-{time.time_ns()}"),
+            "output_dir": tempfile.mkdtemp(prefix=f"{method}-", dir=self._runs.name),
             "mixed_precision": "bf16",
             "learning_rate": 1e-6,
             "per_device_train_batch_size": size.batch,
