@@ -18,7 +18,7 @@ activations of its own batch, and, gathered, one layer, the embeddings and the h
 are those of one layer with gradient checkpointing.
 Under DeepSpeed's ZeRO-2 it holds all weights, and the same shares of the rest. The reference needs no memory: it is
 scored once, before training. What playing takes is not counted: while a sharded policy plays, every device holds all
-its weights once more, in the dtype that it was loaded in, and the caches of its episodes.
+its weights once more, in float32 (LoRA's base model as it was loaded), and the caches of its episodes.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class Trainer(ABC, Generic[ArgsT]):
         Without adapters its weights become float32: a small update would be lost in the rounding of shorter ones.
         """
         adapted: Any = model if self.args.lora is None else with_adapters(model, self.args.lora)
-        if self.args.lora is None and not self.sharding.on and is_half(model.dtype):
+        if self.args.lora is None and is_half(model.dtype):
             adapted.float()
         if self.args.gradient_checkpointing:
             adapted.gradient_checkpointing_enable({"use_reentrant": False})
@@ -170,8 +170,8 @@ class Trainer(ABC, Generic[ArgsT]):
         """Write the policy to ``<output_dir>/policy`` and return that path; it is there completely or not at all.
 
         With it goes what the environment was made with, which ``eval`` and ``rollout`` take up again.
-        Adapters are merged into its weights there, and written by themselves to ``<output_dir>/adapter``. What was
-        trained is written in float32; a model that adapters were trained for, or that was shared out, as it was loaded.
+        Adapters are merged into its weights there, which stay as short as they were loaded, and written by themselves
+        to ``<output_dir>/adapter``. All else that was trained is written in float32.
         """
         path = self.output_dir / "policy"
         if self.accelerator.is_main_process:

@@ -7,8 +7,7 @@ every process plays whole and alone, at its own pace, and no episode waits for a
 Deviations from what Accelerate does by itself:
 
 1. Shares are float32 whatever the precision, and autocast does the rest. FSDP2's own policy would round the log-probs,
-   DeepSpeed's the weights that the policy plays with. Casts are not kept from one layer to another. The policy plays,
-   and is saved, in the dtype that it was loaded in; load it in float32 where that is to lose nothing.
+   DeepSpeed's the weights that the policy plays with. Casts are not kept from one layer to another.
 2. Gradients are shared out after every backward pass, not once per update: whole ones would take what sharding saves.
 """
 
