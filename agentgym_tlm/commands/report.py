@@ -12,7 +12,10 @@ from agentgym_tlm.ranges import COUNT, check_ranges
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write one HTML file on runs, which needs no server and no network: agentgym-tlm report RUN... --output report.html."""
+    """Write one HTML file on runs: agentgym-tlm report RUN... --output report.html.
+
+    It holds tables, figures and the episodes, and needs no server and no network.
+    """
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
     """Run folders, such as train and eval write."""

@@ -187,7 +187,9 @@ def _tokens(episode: Trajectory, turn: Turn, texts: TokenTexts) -> Iterator[list
 
 
 def _total(values: Sequence[float] | None, start: int, end: int) -> float | None:
-    return None if values is None else _number(math.fsum(values[start:end]), 3)
+    if values is None:
+        return None
+    return _number(values[start] if end == start + 1 else math.fsum(values[start:end]), 3)
 
 
 def _mean_probability(logprobs: Iterable[float] | None) -> float | None:

@@ -29,6 +29,7 @@ _DASHES = ("-", "--", ":", "-.")
 MIN_TURNS = 5
 """A turn that fewer trajectories reach is not in the figure of confidence per turn."""
 _BINS = 40
+_ROWS = 12  # of a curve in the table of its numbers
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ def _of_all(runs: Sequence[Run]) -> Iterator[Figure]:
 
 def _confidence_per_turn(sides: dict[str, list[list[Turn]]], source: str) -> Figure:
     """Fig. 2: median and quartiles of p_i by turn."""
-    figure, axes = _canvas()
-    rows = [("side", "turn", "trajectories", "lower quartile", "median", "upper quartile")]
+    figure, (axes,) = _canvas()
+    rows: list[tuple[str, ...]] = [("side", "turn", "trajectories", "lower quartile", "median", "upper quartile")]
     for side, color, dash in zip(sides, SERIES, _DASHES, strict=False):
         columns = _by_turn(sides[side])
         quartiles = np.asarray([np.quantile(values, (0.25, 0.5, 0.75)) for values in columns]).reshape(-1, 3)
@@ -112,10 +113,10 @@ def _by_turn(trajectories: Sequence[Sequence[Turn]]) -> list[list[float]]:
 
 def _confidences(sides: dict[str, list[list[Turn]]], source: str, pivots: Sequence[float]) -> Figure:
     """Fig. 5: distribution of p_i, with the pivot."""
-    figure, axes = _canvas()
+    figure, (axes,) = _canvas()
     p = {side: np.asarray([t.confidence for turns in sides[side] for t in turns], dtype=float) for side in sides}
     edges = np.linspace(0, 1, _BINS + 1)
-    rows = [("side", "turns", "median pᵢ", *(f"share above {pivot:.3g}" for pivot in pivots))]
+    rows: list[tuple[str, ...]] = [("side", "turns", "median pᵢ", *(f"share above {pivot:.3g}" for pivot in pivots))]
     for (side, values), color, dash in zip(p.items(), SERIES, _DASHES, strict=False):
         share = np.histogram(values, edges)[0] / max(len(values), 1)
         axes.stairs(share, edges, fill=True, color=color, alpha=0.18)
@@ -135,7 +136,7 @@ def _confidences(sides: dict[str, list[list[Turn]]], source: str, pivots: Sequen
     return _finished(figure, f"confidence of {source}", "Distribution of confidence", caption, rows)
 
 
-def _margins(runs: Sequence[Run], names: dict[Any, str]) -> Figure | None:
+def _margins(runs: Sequence[Run], names: dict[Path, str]) -> Figure | None:
     """Fig. 3: reward margin during training."""
     curves = [(run, _points(run.metrics(run.trainer), "margin")) for run in runs]
     note = (
@@ -145,13 +146,14 @@ def _margins(runs: Sequence[Run], names: dict[Any, str]) -> Figure | None:
     return _curves(curves, names, "Reward margin", "margin", "update", note)
 
 
-def _losses(runs: Sequence[Run], names: dict[Any, str]) -> Figure | None:
+def _losses(runs: Sequence[Run], names: dict[Path, str]) -> Figure | None:
+    """One panel per trainer, whose losses have nothing in common."""
     curves = [(run, _points(run.metrics(run.trainer), "loss")) for run in runs]
-    note = "Training loss, each method in the units of its own."
-    return _curves(curves, names, "Training loss", "loss", "update", note)
+    note = "Training loss, a panel for each trainer."
+    return _curves(curves, names, "Training loss", "loss", "update", note, by_trainer=True)
 
 
-def _success(runs: Sequence[Run], names: dict[Any, str]) -> Figure | None:
+def _success(runs: Sequence[Run], names: dict[Path, str]) -> Figure | None:
     curves = [(run, _points(run.metrics(run.trainer), "success", by="iteration", scale=100)) for run in runs]
     note = "Success of the sampled training episodes, by iteration."
     return _curves(curves, names, "Success while learning", "success %", "iteration", note)
@@ -165,35 +167,38 @@ def _points(
 
 def _curves(
     curves: Sequence[tuple[Run, list[tuple[float, float]]]],
-    names: dict[Any, str],
+    names: dict[Path, str],
     title: str,
     ylabel: str,
     xlabel: str,
     note: str,
+    *,
+    by_trainer: bool = False,
 ) -> Figure | None:
-    """One line per run, one colour per method; None without any point."""
+    """One line per run, one colour per method, and on request a panel per trainer; None without any point."""
     curves = [(run, points) for run, points in curves if points]
     if not curves:
         return None
-    labels = list(dict.fromkeys(names[run.folder] for run, _ in curves))
-    figure, axes = _canvas()
-    rows = [("run", "method", xlabel, ylabel)]
-    seen = set()
-    for run, points in curves:
-        label = names[run.folder]
-        color, dash = _style(labels.index(label))
-        marker = "o" if len(points) < 30 else None
-        axes.plot(
-            *zip(*points, strict=True), dash, color=color, marker=marker, markersize=3, linewidth=1.5,
-            alpha=0.85, label=None if label in seen else label,
-        )  # fmt: skip
-        seen.add(label)
-        shown = points if len(points) <= 12 else [points[i * (len(points) - 1) // 11] for i in range(12)]
-        rows += [(run.name, label, f"{x:g}", f"{y:.4g}") for x, y in shown]
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    if xlabel == "iteration":
+    trainers = list(dict.fromkeys(run.trainer if by_trainer else "" for run, _ in curves))
+    figure, panels = _canvas(len(trainers))
+    rows: list[tuple[str, ...]] = [("run", "method", xlabel, ylabel)]
+    for trainer, axes in zip(trainers, panels, strict=True):
+        inside = [(run, points) for run, points in curves if trainer in (run.trainer, "")]
+        labels = list(dict.fromkeys(names[run.folder] for run, _ in inside))
+        for label in labels:
+            color, dash = _style(labels.index(label))
+            for i, points in enumerate(points for run, points in inside if names[run.folder] == label):
+                style = {"color": color, "linewidth": 1.5, "alpha": 0.85, "label": None if i else label}
+                axes.plot(
+                    *zip(*points, strict=True), dash, marker="o" if len(points) < 30 else "", markersize=3, **style
+                )
+        axes.set(xlabel=xlabel, ylabel=ylabel, title=trainer)
         axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend()
+        if len(labels) > 1 or not trainer:
+            axes.legend()
+    for run, points in curves:
+        shown = points if len(points) <= _ROWS else [points[i * (len(points) - 1) // (_ROWS - 1)] for i in range(_ROWS)]
+        rows += [(run.name, names[run.folder], f"{x:g}", f"{y:.4g}") for x, y in shown]
     return _finished(figure, title, title, f"{note} From {_listed(run.name for run, _ in curves)}.", rows)
 
 
@@ -217,7 +222,7 @@ def _omega_search(runs: Sequence[Run]) -> Figure | None:
     series = [(key, points) for key, points in series if len({point[2] for point in points}) > 1]
     if not series:
         return None
-    figure, axes = _canvas()
+    figure, (axes,) = _canvas()
     rows = [("setting", "split", "ω_L", "runs", "mean success %")]
     for i, ((setting, split), points) in enumerate(series):
         color, dash = _style(i)
@@ -246,11 +251,17 @@ def _style(i: int) -> tuple[str, str]:
     return SERIES[i % len(SERIES)], _DASHES[(i // len(SERIES) + i) % len(_DASHES)]
 
 
-def _canvas() -> tuple[Any, Any]:
+def _canvas(panels: int = 1) -> tuple[Any, list[Any]]:
+    """A figure and its axes."""
     from matplotlib.figure import Figure as Canvas
 
-    figure = Canvas(figsize=(6.4, 3.2), layout="constrained")
-    return figure, figure.subplots()
+    columns = min(panels, 2)
+    lines = -(-panels // columns)
+    figure = Canvas(figsize=(6.4, 3.2 if lines == 1 else 2.2 * lines), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False).flatten().tolist()
+    for axes in grid[panels:]:
+        axes.set_axis_off()
+    return figure, grid[:panels]
 
 
 def _finished(figure: Any, name: str, title: str, caption: str, table: Sequence[tuple[str, ...]]) -> Figure:
@@ -269,7 +280,7 @@ def _finished(figure: Any, name: str, title: str, caption: str, table: Sequence[
     return Figure(name, title, caption, svg, tuple(table))
 
 
-_LOOK = {
+_LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -286,4 +297,5 @@ _LOOK = {
     "text.color": INK,
     "legend.frameon": False,
     "legend.fontsize": 9,
+    "axes.titlesize": 9.5,
 }

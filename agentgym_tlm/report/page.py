@@ -99,9 +99,9 @@ def _success_table(runs: Sequence[Run]) -> str:
         cells = [_cell(list(rates[name].get(column, {}).values())) for column in columns]
         rows.append((name, *cells, str(max(len(found) for found in rates[name].values()))))
     note = (
-        "Success in per cent of the tasks of a split, in the layout of the tlm-DRE paper's Table 1: the mean over runs ± "
-        "their standard deviation, or for a single run the 95% Wilson interval over its tasks. An SFT policy from which "
-        "several runs went on counts once."
+        "Success in per cent of the tasks of a split, in the layout of the tlm-DRE paper's Table 1: the mean over runs "
+        "± their standard deviation, or for a single run the 95% Wilson interval over its tasks. An SFT policy from "
+        "which several runs went on counts once."
     )
     return table(rows) + f'<p class="note">{note}</p>'
 
@@ -143,7 +143,8 @@ def _sources(data: EpisodeData) -> str:
         "so that its tokens are not shown.</p>"
         for log in data.without_tokens
     )
-    return table(rows, text_columns=3) + lacking
+    logs = f"{len(data.rows)} episodes of {len(data.shown)} turn logs"
+    return f"<details><summary>{logs}</summary>{table(rows, text_columns=3)}</details>{lacking}"
 
 
 def _section(heading: str, body: str) -> str:

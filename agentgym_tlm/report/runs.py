@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -170,8 +169,15 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         if not (folder / "config.yaml").is_file():
             raise DataError(f"{folder} is no run folder: it has no config.yaml, such as train and eval write")
     paths = list(dict.fromkeys(folder.resolve() for folder in folders))
-    common = Path(os.path.commonpath([path.parent for path in paths]))
-    return [Run(path, path.relative_to(common).as_posix()) for path in paths]
+    return [Run(path, _name(path, paths)) for path in paths]
+
+
+def _name(path: Path, paths: Sequence[Path]) -> str:
+    """The last parts of a path, as many as it takes to tell it from the others."""
+    tails = ("/".join(path.parts[-n:]) for n in range(1, len(path.parts)))
+    return next(
+        (tail for tail in tails if sum(f"/{other.as_posix()}".endswith(f"/{tail}") for other in paths) == 1), str(path)
+    )
 
 
 def variants(runs: Sequence[Run]) -> dict[Path, str]:

@@ -24,6 +24,7 @@
   let perChunk = 1;
   let shown = []; // rows that pass the filters
   let open = null; // the row that is read
+  let turnAt = -1; // and the turn
   let shading = "auto";
   const chunks = new Map(); // the newest last
 
@@ -108,8 +109,8 @@
     const about = [
       episode.side ? `${episode.label} pair` : episode.label,
       episode.split,
-      episode.type,
       `${episode.turns} turns`,
+      episode.type,
     ];
     const properties = {
       id: `row-${row}`,
@@ -144,6 +145,7 @@
   // The episode
 
   async function go(row) {
+    if (open !== row) turnAt = -1;
     open = row;
     view.classList.add("reading");
     history.replaceState(null, "", `#/episodes/${row}`);
@@ -165,7 +167,7 @@
       el("h2", {}, episode.instruction || episode.task),
       facts([
         ["", el("span", { class: episode.won ? "won" : "lost" }, outcome(episode))],
-        ["stopped by", episode.stop],
+        !episode.won && ["stopped by", episode.stop],
         ["policy", episode.label],
         episode.split && ["split", episode.split],
         episode.type && ["type", episode.type],
@@ -209,7 +211,8 @@
     options.forEach(([name, label]) => select.append(el("option", { value: name, selected: name === value }, label)));
     const degrees = DOUBT.map((p, i) => el("span", { class: `s${i + 1}` }, `< ${p}`));
     return el("p", { class: "shading" }, "Tokens shaded by their probability under ", select,
-      value !== "off" && el("span", { class: "keys" }, ...degrees));
+      value !== "off" && el("span", { class: "keys" }, ...degrees),
+      `Bars are the confidence of turns, orange up to ${both[0].pivot ?? DOUBT[0]}.`);
   }
 
   function strip(episode) {
@@ -325,13 +328,9 @@
   function focusTurn(i) {
     const turn = detail.querySelector(`[data-turn="${i}"]`);
     if (!turn) return;
+    turnAt = i;
     turn.focus({ preventScroll: true });
     (turn.closest(".pair-row") ?? turn).scrollIntoView({ block: "start" });
-  }
-
-  function moveTurn(steps) {
-    const current = document.activeElement?.closest?.("[data-turn]");
-    focusTurn(current ? Number(current.dataset.turn) + steps : 0);
   }
 
   function close() {
@@ -381,8 +380,8 @@
   const KEYS = {
     j: () => move(1),
     k: () => move(-1),
-    n: () => moveTurn(1),
-    p: () => moveTurn(-1),
+    n: () => focusTurn(turnAt + 1),
+    p: () => focusTurn(turnAt - 1),
     g: () => byId("split")?.scrollIntoView({ block: "center" }),
     "/": () => {
       view.classList.remove("reading");
