@@ -84,17 +84,18 @@ def table(rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> str:
 def _success_table(runs: Sequence[Run]) -> str:
     """The layout of the paper's Table 1: a row per policy, a column per environment and split."""
     names = variants(runs)
-    rates: dict[str, dict[tuple[str, str], dict[Path, tuple[float, str]]]] = {}
+    rates: dict[str, dict[str, dict[Path, tuple[float, str]]]] = {}
     for run in runs:
         for result in run.results:
             is_sft = result.label == "sft"
             name = "sft" if is_sft else names[run.folder]
             source = run.sft_policy.resolve() if is_sft else run.folder  # an SFT policy that runs share counts once
-            cell = rates.setdefault(name, {}).setdefault((result.env_id, result.split), {})
+            column = " ".join(filter(None, (result.env_id.removesuffix("-v0"), result.split, result.protocol)))
+            cell = rates.setdefault(name, {}).setdefault(column, {})
             if result.success.n:
                 cell.setdefault(source, (100 * result.success.value, str(result.success)))
     columns = list(dict.fromkeys(column for cells in rates.values() for column in cells))
-    rows = [("policy", *(f"{env.removesuffix('-v0')} {split}" for env, split in columns), "runs")]
+    rows = [("policy", *columns, "runs")]
     for name in sorted(rates, key=lambda name: name != "sft"):
         cells = [_cell(list(rates[name].get(column, {}).values())) for column in columns]
         rows.append((name, *cells, str(max(len(found) for found in rates[name].values()))))

@@ -49,8 +49,9 @@ class Log:
     @property
     def tokenizer(self) -> Path | None:
         """Folder of the policy that read and wrote these tokens; None when the run does not have it."""
-        own = self.run.folder / self.label / "policy"
-        return next((folder for folder in (own, self.run.sft_policy) if (folder / "tokenizer.json").is_file()), None)
+        own, evaluated = self.run.folder / self.label / "policy", Path(str(self.run.config.get("policy")))
+        known = (own, self.run.sft_policy, evaluated)
+        return next((folder for folder in known if (folder / "tokenizer.json").is_file()), None)
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,11 @@ class Run:
 
     @property
     def trainer(self) -> str:
-        """Name of the trainer; of an evaluated policy, its own."""
-        return str(self.config.get("trainer") or Path(self.config.get("policy", "")).name)
+        """Name of the trainer; of an evaluated policy, its own or that of its training."""
+        if "trainer" in self.config:
+            return str(self.config["trainer"])
+        policy = Path(str(self.config.get("policy", "")))
+        return policy.parent.name if policy.name == "policy" else policy.name
 
     @property
     def env(self) -> str:

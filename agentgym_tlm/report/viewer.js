@@ -402,13 +402,14 @@
   function press(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
     const target = event.target;
-    if (target === search && ["Escape", "Enter", "ArrowDown"].includes(event.key)) {
+    if (target.matches("input, select")) {
+      const done = event.key === "Escape" || (target === search && ["Enter", "ArrowDown"].includes(event.key));
+      if (!done) return;
       event.preventDefault();
       list.focus();
-      if (open === null || !shown.includes(open)) move(0);
+      if (event.key !== "Escape" && !shown.includes(open)) move(0);
       return;
     }
-    if (target.matches("input, select, textarea")) return;
     const general = {
       "?": () => help.showModal(),
       d: toggleTheme,

@@ -46,7 +46,7 @@ class Reader:
         return WebDriverWait(self.driver, PATIENCE, poll_frequency=0.02).until(lambda _: condition())
 
     def js(self, code: str, *arguments: Any) -> Any:
-        return self.driver.execute_script(code, *arguments)  # type: ignore[no-untyped-call]
+        return self.driver.execute_script(code, *arguments)
 
     def press(self, *keys: str) -> None:
         """Keys, wherever the focus is."""
@@ -58,11 +58,11 @@ class Reader:
         self.driver.find_element(By.CSS_SELECTOR, f"[data-facet={facet}] option[value='{value}']").click()
 
     def text(self, selector: str) -> str:
-        return str(self.js("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
+        return str(self.js("return document.querySelector(arguments[0])?.textContent.toWellFormed() ?? ''", selector))
 
     def texts(self, selector: str) -> list[str]:
         found: list[str] = self.js(
-            "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector
+            "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent.toWellFormed())", selector
         )
         return found
 

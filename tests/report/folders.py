@@ -34,7 +34,7 @@ def episode(
     task: str = "lamp-hall-study",
     split: str = "train",
     label: str = "tiny",
-    confidences: Sequence[float] | None = None,
+    confidences: Sequence[float | None] | None = None,
     tokens: bool = True,
     **changes: Any,
 ) -> Trajectory:
@@ -65,7 +65,7 @@ def episode(
     )
     if tokens:
         trajectory = policy().renderer.encode_trajectory(trajectory)
-        for turn, p in zip(trajectory.turns, confidences or [None] * len(turns), strict=True):
+        for turn, p in zip(trajectory.turns, confidences or len(turns) * (None,), strict=True):
             count = len(trajectory.response_ids(turn))
             if p is None:
                 turn.logprobs = [math.log(0.5)] * count

@@ -49,9 +49,7 @@ def report(path: Path, *runs: Path, **options: object) -> str:
 def test_one_file_that_loads_nothing(tmp_path: Path) -> None:
     """It has to work from a USB stick, and must not tell anyone that it was opened."""
     page = report(tmp_path / "r.html", run_folder(tmp_path / "run", pairs=[pair()], metrics=CURVE))
-    assert not re.search(
-        r"https?:|//[a-z]+\.[a-z]|@import|url\((?!#)", re.sub(r"/\*.*?\*/|^\s*// .*$", "", page, flags=re.M)
-    )
+    assert not re.search(r"https?:|@import|url\((?!#)", page)
     loading = {"src", "srcset", "data", "action", "poster", "background"}
     for tag, name, value in Markup(page).attributes:
         assert name not in loading, (tag, name, value)

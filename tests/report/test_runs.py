@@ -82,3 +82,14 @@ def test_turn_weights_are_those_of_the_training(tmp_path: Path) -> None:
     assert [one_side.weight(turn, "chosen", 0.9) for turn in chosen.turns] == [1.0, 1.0]
     other = Run(run_folder(tmp_path / "dpo", "dpo"), "dpo")
     assert other.weight(chosen.turns[0], "chosen", other.pivot(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"), [("expert", "expert"), ("runs/a/tlm-dre/policy", "tlm-dre"), ("org/model-0.5B", "model-0.5B")]
+)
+def test_an_evaluation_is_called_by_its_policy(tmp_path: Path, policy: str, name: str) -> None:
+    """A folder that `agentgym-tlm eval` wrote names no trainer."""
+    (tmp_path / "config.yaml").write_text(f"policy: {policy}\nenv: Toy-v0\n")
+    write_trajectories(tmp_path / "trajectories" / "eval-valid_seen.jsonl", [episode(["put lamp"])])
+    (log,) = Run(tmp_path, "run").logs()
+    assert (log.label, log.kind, log.run.pivot(0), log.tokenizer) == (name, "evaluation", None, None)

@@ -57,7 +57,7 @@ def test_filters_and_search_narrow_the_list(browser: Reader, page: Path) -> None
     assert browser.text("#count") == "2 of 12 episodes"
     browser.js("document.getElementById('clear').click()")
     assert browser.text("#count") == "12 episodes"
-    browser.press("/", "RUB lamp")
+    browser.press(Keys.ESCAPE, "/", "RUB lamp")
     assert browser.text("#count") == "4 of 12 episodes"  # two of the SFT policy, one of the trained, one pair
     browser.press(Keys.ENTER)
     assert browser.wait(browser.heading) == "bring the lamp to the study."
@@ -107,10 +107,10 @@ def test_pair_stands_side_by_side_from_the_first_difference(browser: Reader, pag
     browser.press(Keys.ESCAPE, "j")
     browser.wait(lambda: browser.text("#split") == "The actions differ from turn 2 on")
     assert browser.texts(".sides h3") == ["Chosen", "Rejected"]
-    left, right = browser.js(
-        "return [...document.querySelectorAll('.pair-row')].slice(0, 2).map(row => [...row.children].map(e => "
-        "e.querySelector('.a').textContent + ' at ' + Math.round(e.getBoundingClientRect().top)))"
-    )
+    acts = "[...turn.querySelectorAll('.a')].map(part => part.textContent).join('').trim()"
+    place = f"{acts} + ' at ' + Math.round(turn.getBoundingClientRect().top)"
+    rows = "[...document.querySelectorAll('.pair-row')].slice(0, 2)"
+    left, right = browser.js(f"return {rows}.map(row => [...row.children].map(turn => {place}))")
     assert left[0] == left[1]
     assert [text.split(" at ")[0] for text in right] == ["put lamp", "rub lamp"]
     assert len({text.split(" at ")[1] for text in right}) == 1
@@ -131,9 +131,10 @@ def test_dark_mode_by_key_and_by_preference(browser: Reader, page: Path) -> None
     contrasts, grounds = [], []
     for _ in range(2):
         grounds.append(browser.js("return getComputedStyle(document.body).backgroundColor"))
-        colors = browser.js(
-            "return ['body', '.observation', '.response .a', '.row .about'].map(s => getComputedStyle(document.querySelector(s)).color)"
-        )
+        colors = [
+            browser.js("return getComputedStyle(document.querySelector(arguments[0])).color", selector)
+            for selector in ("body", ".observation", ".response .a", ".row .about")
+        ]
         contrasts += [contrast(color, grounds[-1]) for color in colors]
         browser.press("d")
     assert sorted(map(luminance, grounds)) == [pytest.approx(luminance("rgb(22, 24, 27)")), 1.0]
