@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -17,7 +18,7 @@ class Report:
     It holds tables, figures and the episodes, and needs no server and no network.
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...", help_behavior_hint="")] = ()
     """Run folders, such as train and eval write."""
     output: Path = Path("report.html")
     """The file to write; one that is there is replaced."""

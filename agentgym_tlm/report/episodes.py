@@ -21,6 +21,7 @@ from agentgym_tlm.report.runs import Log, Run
 from agentgym_tlm.trajectory import Trajectory, Turn
 
 EPISODES_PER_CHUNK = 16
+_BROKEN = "\ufffd"  # what a part of a character decodes to
 _PARTS_OF_A_CHARACTER = 8  # tokens that a character of UTF-8 may be spread over, with some to spare
 
 COLUMNS = (
@@ -80,7 +81,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._decode: Callable[[list[int]], str] = lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        self._known: dict[tuple[int, ...], str] = {}
+        self._known: dict[int, str] = {}
 
     @classmethod
     def of_policy(cls, folder: Path) -> TokenTexts:
@@ -91,19 +92,21 @@ class TokenTexts:
         """Texts that make up ``ids``, each with the range of its tokens: one, or those that share a character."""
         start = 0
         while start < len(ids):
-            end = start + 1
-            while self._text(ids[start:end]).endswith("\ufffd") and end < min(len(ids), start + _PARTS_OF_A_CHARACTER):
-                end += 1
-            if self._text(ids[start:end]).endswith("\ufffd"):  # no character after all: the token stands alone
-                end = start + 1
-            yield self._text(ids[start:end]), start, end
+            end, text = start + 1, self._known.get(ids[start])
+            if text is None:
+                text = self._known[ids[start]] = self._decode([ids[start]])
+            if text.endswith(_BROKEN):
+                end, text = self._character(ids, start, text)
+            yield text, start, end
             start = end
 
-    def _text(self, ids: Sequence[int]) -> str:
-        key = tuple(ids)
-        if key not in self._known:
-            self._known[key] = self._decode(list(key))
-        return self._known[key]
+    def _character(self, ids: Sequence[int], start: int, alone: str) -> tuple[int, str]:
+        """End and text of the tokens from ``start`` on that share a character; of the first alone where none do."""
+        for end in range(start + 2, min(len(ids), start + _PARTS_OF_A_CHARACTER) + 1):
+            text = self._decode(list(ids[start:end]))
+            if not text.endswith(_BROKEN):
+                return end, text
+        return start + 1, alone
 
 
 def _texts(log: Log, readers: dict[Path, TokenTexts]) -> TokenTexts | None:
@@ -182,13 +185,12 @@ def _parts(turn: Turn, prompt_format: str) -> list[list[str]]:
 
 def _tokens(episode: Trajectory, turn: Turn, texts: TokenTexts) -> Iterator[list[Any]]:
     """Of each piece: its text, its log-prob when it was sampled, and that under the reference."""
+    sampled, reference = turn.logprobs, turn.ref_logprobs
     for text, start, end in texts.pieces(episode.response_ids(turn)):
-        yield [text, *(_total(values, start, end) for values in (turn.logprobs, turn.ref_logprobs))]
+        yield [text, sampled and _total(sampled, start, end), reference and _total(reference, start, end)]
 
 
-def _total(values: Sequence[float] | None, start: int, end: int) -> float | None:
-    if values is None:
-        return None
+def _total(values: Sequence[float], start: int, end: int) -> float | None:
     return _number(values[start] if end == start + 1 else math.fsum(values[start:end]), 3)
 
 
