@@ -176,6 +176,8 @@ def _parts(turn: Turn, prompt_format: str) -> list[list[str]]:
     at = response.lower().find(turn.action.lower(), after) if turn.action else -1
     if turn.action and at >= 0 and len(response.lower()) == len(response):
         spans.append((at, at + len(turn.action), "a"))
+    if not spans:
+        return [["t", response]] if response else []
     parts, end = [], 0
     for start, stop, kind in spans:
         parts += [["", response[end:start]], [kind, response[start:stop]]]

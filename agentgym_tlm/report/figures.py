@@ -29,6 +29,8 @@ _DASHES = ("-", "--", ":", "-.")
 MIN_TURNS = 5
 """A turn that fewer trajectories reach is not in the figure of confidence per turn."""
 _BINS = 40
+_SHORT_LEGEND, _SHORT_LABEL = 4, 18
+_CROWD = 100  # points that are too many to be marked
 _ROWS = 12  # of a curve in the table of its numbers
 
 
@@ -180,22 +182,21 @@ def _curves(
     if not curves:
         return None
     trainers = list(dict.fromkeys(run.trainer if by_trainer else "" for run, _ in curves))
+    labels = list(dict.fromkeys(names[run.folder] for run, _ in curves))
     figure, panels = _canvas(len(trainers))
     rows: list[tuple[str, ...]] = [("run", "method", xlabel, ylabel)]
+    crowded = sum(len(points) for _, points in curves) > _CROWD
+    drawn: dict[str, Any] = {}
+    for run, points in curves:
+        axes, label = panels[trainers.index(run.trainer if by_trainer else "")], names[run.folder]
+        color, dash = _style(labels.index(label))
+        style = {"color": color, "linewidth": 1 if crowded else 1.5, "alpha": 0.8, "marker": "" if crowded else "o"}
+        drawn[label] = axes.plot(*zip(*points, strict=True), dash, markersize=3, **style)[0]
     for trainer, axes in zip(trainers, panels, strict=True):
-        inside = [(run, points) for run, points in curves if trainer in (run.trainer, "")]
-        labels = list(dict.fromkeys(names[run.folder] for run, _ in inside))
-        for label in labels:
-            color, dash = _style(labels.index(label))
-            for i, points in enumerate(points for run, points in inside if names[run.folder] == label):
-                style = {"color": color, "linewidth": 1.5, "alpha": 0.85, "label": None if i else label}
-                axes.plot(
-                    *zip(*points, strict=True), dash, marker="o" if len(points) < 30 else "", markersize=3, **style
-                )
         axes.set(xlabel=xlabel, ylabel=ylabel, title=trainer)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        if len(labels) > 1 or not trainer:
-            axes.legend()
+    if not by_trainer or labels != trainers:
+        _legend(figure, panels[0], list(drawn.values()), labels)
     for run, points in curves:
         shown = points if len(points) <= _ROWS else [points[i * (len(points) - 1) // (_ROWS - 1)] for i in range(_ROWS)]
         rows += [(run.name, names[run.folder], f"{x:g}", f"{y:.4g}") for x, y in shown]
@@ -233,7 +234,7 @@ def _omega_search(runs: Sequence[Run]) -> Figure | None:
         axes.plot([p[2] for p in points], [p[3] for p in points], ".", color=color, alpha=0.5, markersize=4)
         rows += [(setting, split, f"{w:g}", str(len(v)), f"{fmean(v):.1f}") for w, v in means]
     axes.set(xlabel="ω of confident turns (ω_L)", ylabel="success %")
-    axes.legend()
+    _legend(figure, axes, *axes.get_legend_handles_labels())
     used = _listed(dict.fromkeys(point[4] for _, points in series for point in points))
     caption = (
         "Success by the weight of confident turns (the paper's Fig. 6): lines are means over runs, dots the runs. "
@@ -249,6 +250,16 @@ def _listed(names: Iterable[str]) -> str:
 
 def _style(i: int) -> tuple[str, str]:
     return SERIES[i % len(SERIES)], _DASHES[(i // len(SERIES) + i) % len(_DASHES)]
+
+
+def _legend(figure: Any, axes: Any, lines: Sequence[Any], labels: Sequence[str]) -> None:
+    """Inside the axes if it is short, else below, where it hides no line."""
+    if len(labels) <= _SHORT_LEGEND and len(figure.axes) == 1:
+        axes.legend(lines, labels)
+        return
+    columns = 2 if max(map(len, labels)) > _SHORT_LABEL else 4
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(labels) // columns))
+    figure.legend(lines, labels, loc="outside lower center", ncols=columns)
 
 
 def _canvas(panels: int = 1) -> tuple[Any, list[Any]]:

@@ -96,7 +96,8 @@ def _success_table(runs: Sequence[Run]) -> str:
                 cell.setdefault(source, (100 * result.success.value, str(result.success)))
     columns = list(dict.fromkeys(column for cells in rates.values() for column in cells))
     rows = [("policy", *columns, "runs")]
-    for name in sorted(rates, key=lambda name: name != "sft"):
+    trainers = list(dict.fromkeys(run.trainer for run in runs))
+    for name in sorted(rates, key=lambda name: (name != "sft" and 1 + trainers.index(name.split(" (")[0]), name)):
         cells = [_cell(list(rates[name].get(column, {}).values())) for column in columns]
         rows.append((name, *cells, str(max(len(found) for found in rates[name].values()))))
     note = (

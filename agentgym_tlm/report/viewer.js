@@ -56,7 +56,7 @@
   }
 
   const outcome = (episode) => (episode.won ? "won" : "not won");
-  const percent = (p) => (p === null ? "" : p.toFixed(p > 0.9995 || p < 0.0995 ? 3 : 2));
+  const probability = (p) => p.toFixed(3);
 
   // The list
 
@@ -180,7 +180,7 @@
       shadingChoice([first, second].filter(Boolean), () => render(row, own, other)),
     ];
     const keep = detail.scrollTop;
-    detail.replaceChildren(...head, ...(second ? pair(first, second) : single(own, episode)));
+    detail.replaceChildren(...head.filter(Boolean), ...(second ? pair(first, second) : single(own, episode)));
     detail.scrollTop = keep;
   }
 
@@ -220,7 +220,7 @@
     if (values.every((value) => value === null)) return null;
     const pivot = episode.pivot ?? DOUBT[0];
     const bars = values.map((value, i) => {
-      const label = value === null ? `turn ${i + 1}` : `turn ${i + 1}: p = ${percent(value)}`;
+      const label = value === null ? `turn ${i + 1}` : `turn ${i + 1}: p = ${probability(value)}`;
       const bar = el("button", { type: "button", tabindex: -1, title: label, "aria-label": label, onclick: () => focusTurn(i) });
       bar.className = value !== null && value <= pivot ? "low" : "";
       bar.style.height = `${Math.max(2, 32 * (value ?? 0))}px`;
@@ -273,8 +273,8 @@
       turn.cut && ["cut off", "bad", "The response ran into the limit of its length"],
       !turn.trainable && ["not trained on", "", "An injected mistake, or context"],
       turn.reward !== 0 && turn.reward !== null && [`reward ${turn.reward}`, turn.reward > 0 ? "good" : "bad", ""],
-      turn.p !== null && [`p ${percent(turn.p)}`, "", "Confidence of the reference policy: its mean token probability"],
-      turn.p === null && turn.own !== null && [`p ${percent(turn.own)}`, "", "Mean token probability when sampled"],
+      turn.p !== null && [`p ${probability(turn.p)}`, "", "Confidence of the reference policy: its mean token probability"],
+      turn.p === null && turn.own !== null && [`p ${probability(turn.own)}`, "", "Mean token probability when sampled"],
       turn.omega !== null && [`ω ${turn.omega}`, turn.omega >= 1 ? "heavy" : "", "Weight of the turn in the loss of tlm-DRE"],
     ];
     return el("div", { class: "meta" },
@@ -315,7 +315,7 @@
     if (logprob === null) return el("span", { class: kind }, text);
     const p = Math.exp(logprob);
     const degree = DOUBT.filter((bound) => p < bound).length;
-    return el("span", { class: degree ? `${kind} s${degree}` : kind, title: `p = ${percent(p)}` }, text);
+    return el("span", { class: degree ? `${kind} s${degree}` : kind, title: `p = ${probability(p)}` }, text);
   }
 
   function ending(episode, about) {
@@ -465,5 +465,7 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
   byId("help-button").addEventListener("click", () => help.showModal());
   showTheme();
-  start();
+  start().catch((error) => {
+    count.textContent = `The episodes cannot be read by this browser: ${error.message}`;
+  });
 })();

@@ -97,6 +97,7 @@ def test_a_link_leads_to_its_episode(browser: Reader, page: Path) -> None:
     assert browser.js("return !document.querySelector('#detail details').open")
     assert browser.texts("#detail .meta span") == ["malformed"]
     assert "No action could be read." in browser.text("#detail")
+    assert "null" not in browser.text("#detail")
 
 
 def test_pair_stands_side_by_side_from_the_first_difference(browser: Reader, page: Path) -> None:
