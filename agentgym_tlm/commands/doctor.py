@@ -31,6 +31,7 @@ OPTIONAL = {
     "peft": "lora",
     "gguf": "gguf",
     "httpx": "remote",
+    "matplotlib": "report",
 }
 """Distribution -> the extra that installs it."""
 

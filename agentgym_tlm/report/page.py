@@ -84,11 +84,14 @@ def table(rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> str:
 def _success_table(runs: Sequence[Run]) -> str:
     """The layout of the paper's Table 1: a row per policy, a column per environment and split."""
     names = variants(runs)
+    trainers = ["sft", *(run.trainer for run in runs)]
+    order: dict[str, int] = {}
     rates: dict[str, dict[str, dict[Path, tuple[float, str]]]] = {}
     for run in runs:
         for result in run.results:
             is_sft = result.label == "sft"
             name = "sft" if is_sft else names[run.folder]
+            order.setdefault(name, 0 if is_sft else trainers.index(run.trainer))
             source = run.sft_policy.resolve() if is_sft else run.folder  # an SFT policy that runs share counts once
             column = " ".join(filter(None, (result.env_id.removesuffix("-v0"), result.split, result.protocol)))
             cell = rates.setdefault(name, {}).setdefault(column, {})
@@ -96,8 +99,7 @@ def _success_table(runs: Sequence[Run]) -> str:
                 cell.setdefault(source, (100 * result.success.value, str(result.success)))
     columns = list(dict.fromkeys(column for cells in rates.values() for column in cells))
     rows = [("policy", *columns, "runs")]
-    trainers = list(dict.fromkeys(run.trainer for run in runs))
-    for name in sorted(rates, key=lambda name: (name != "sft" and 1 + trainers.index(name.split(" (")[0]), name)):
+    for name in sorted(rates, key=lambda name: (order[name], name)):
         cells = [_cell(list(rates[name].get(column, {}).values())) for column in columns]
         rows.append((name, *cells, str(max(len(found) for found in rates[name].values()))))
     note = (
