@@ -39,6 +39,7 @@ COMMANDS = {
     "train": Command("train", "Train", "the main job: imitate the expert, sample, align, evaluate before and after"),
     "eval": Command("evaluate", "Evaluate", "success of a policy on held-out tasks, with confidence intervals"),
     "rollout": Command("rollout", "Rollout", "let a policy play and write every turn to JSONL"),
+    "report": Command("report", "Report", "tables, figures and a viewer of the episodes of runs, as one HTML file"),
     "play": Command("play", "Play", "play a task yourself in the terminal"),
     "envs": Command("envs", "Envs", "list environments, splits, task counts and where the data is"),
     "doctor": Command("doctor", "Doctor", "check what is installed, which data is found, and the device"),

@@ -33,6 +33,7 @@ OPTIONAL = {
     "httpx": "remote",
     "atif": "atif",
     "pyarrow": "parquet",
+    "matplotlib": "report",
 }
 """Distribution -> the extra that installs it."""
 
