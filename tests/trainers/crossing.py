@@ -20,6 +20,7 @@ from agentgym_tlm.envs.registration import register
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.policies.tiny import TINY_FORMAT, build_tiny, tokenizer_texts
+from agentgym_tlm.prompt import PromptFormat
 from agentgym_tlm.rollout import rollout
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
 
@@ -149,14 +150,14 @@ register("Crossing-v0", "tests.trainers.crossing:Crossing", max_episode_steps=4)
 ENVS = EnvArgs(env="Crossing-v0")
 
 
-def sft_policy(folder: Path) -> LanguageModelPolicy:
+def sft_policy(folder: Path, format: PromptFormat = TINY_FORMAT) -> LanguageModelPolicy:
     """A tiny policy that imitates two confused experts and one who is not: greedily it fails 7 of the 16 tasks."""
     right, wrong = (
-        rollout(ExpertPolicy(format=TINY_FORMAT), "Crossing-v0", env_kwargs={"confused": confused})
+        rollout(ExpertPolicy(format=format), "Crossing-v0", env_kwargs={"confused": confused})
         for confused in (False, True)
     )
-    texts = tokenizer_texts([*right, *wrong])
-    policy = build_tiny(texts, hidden_size=32, layers=2, max_context=128, max_new_tokens=16)
+    texts = tokenizer_texts([*right, *wrong], format)
+    policy = build_tiny(texts, hidden_size=32, layers=2, max_context=128, max_new_tokens=16, format=format)
     args = SFTArguments(
         output_dir=str(folder),
         learning_rate=1e-2,
