@@ -181,7 +181,7 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
         return build_pairs(expert, sampled, max_pairs_per_task=self.args.max_pairs_per_task, **self.filters)
 
     @property
-    def filters(self) -> dict[str, int | None]:
+    def filters(self) -> dict[str, Any]:
         """Options of :func:`build_pairs` by which it leaves out or shortens failures."""
         names = ("max_repeats", "max_rejected_tokens", "max_extra_turns")
         return {name: getattr(self.args, name) for name in names}

@@ -7,7 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from agentgym_tlm.trainers.groups import by_group, discounted_returns, invalid, relative_to_group, turn_scores
+from agentgym_tlm.trainers.groups import (
+    Array,
+    Baseline,
+    by_group,
+    discounted_returns,
+    invalid,
+    relative_to_group,
+    turn_scores,
+)
 from tests.trainers.toys import played
 
 A, B, C = (
@@ -18,8 +26,8 @@ A, B, C = (
 GROUP = [A, B, C]
 
 
-def scores(over: str, group: list[object] | None = None) -> list[np.ndarray]:  # type: ignore[type-arg]
-    return [turn_scores(each, 10.0, 0.1, over) for each in group or GROUP]  # type: ignore[arg-type]
+def scores(over: Baseline) -> list[Array]:
+    return [turn_scores(each, 10.0, 0.1, over) for each in GROUP]
 
 
 def test_groups_keep_the_order_of_their_episodes() -> None:
@@ -69,10 +77,10 @@ def test_baseline_over_turns() -> None:
 
 
 @pytest.mark.parametrize("over", ["trajectories", "turns"])
-def test_leave_one_out_is_the_mean_over_the_others(over: str) -> None:
+def test_leave_one_out_is_the_mean_over_the_others(over: Baseline) -> None:
     """n / (n - 1) times the distance to the mean over all, against a loop that leaves each out."""
     given = scores(over)
-    found = relative_to_group(given, over, std=False, leave_one_out=True)  # type: ignore[arg-type]
+    found = relative_to_group(given, over, std=False, leave_one_out=True)
     if over == "trajectories":
         singles = [each[0] for each in given]
         for i, advantages in enumerate(found):
@@ -87,10 +95,10 @@ def test_leave_one_out_is_the_mean_over_the_others(over: str) -> None:
 @pytest.mark.parametrize("over", ["trajectories", "turns"])
 @pytest.mark.parametrize("std", [True, False])
 @pytest.mark.parametrize("alike", [0.1 + 0.2, 1.0])
-def test_equal_scores_have_no_advantage(over: str, std: bool, alike: float) -> None:
+def test_equal_scores_have_no_advantage(over: Baseline, std: bool, alike: float) -> None:
     """Exactly 0, so that rounding divided by a deviation of rounding is never learnt from."""
     group = [np.full(length, alike) for length in (3, 1, 7)]
-    for found in relative_to_group(group, over, std=std):  # type: ignore[arg-type]
+    for found in relative_to_group(group, over, std=std):
         assert (found == 0).all()
 
 

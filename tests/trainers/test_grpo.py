@@ -58,7 +58,7 @@ def test_every_token_gets_its_episodes_advantage(tmp_path: Path) -> None:
     expected = [(0.0, 4), (won, 4), (0.0, 2), (lost, 6), (0.0, 4), (slow, 4)]
     for example, (advantage, tokens) in zip(examples, expected, strict=True):
         np.testing.assert_array_equal(example.flat("advantages"), np.full(tokens, advantage, np.float32))
-    assert trainer._summary(episodes, [np.any(e.flat("advantages")) for e in examples])["groups_degenerate"] == 2
+    assert trainer._summary(episodes, [bool(e.flat("advantages").any()) for e in examples])["groups_degenerate"] == 2
 
 
 def test_windowed_episodes(tmp_path: Path) -> None:

@@ -234,20 +234,20 @@ def test_windowed_episodes(name: str, by_hand: Any, windowed: Path, tmp_path: Pa
     The weights are disturbed after sampling, so that ratios are not 1 and the clips are at work.
     """
     kind = METHODS[name]
-    args: Any = kind.arguments(
-        output_dir=str(tmp_path),
-        num_tasks=6,
-        samples_per_task=5,
-        per_device_train_batch_size=30,
-        gradient_accumulation_steps=1,
-        max_steps=1,
-        num_iterations=1,
-        n_slots=30,
-        beta=0.2,
-        save_steps=None,
-        logging_steps=1,
-    )
-    trainer = kind.trainer(LanguageModelPolicy.load(windowed, device="cpu"), ENVS, args)
+    options: dict[str, Any] = {
+        "output_dir": str(tmp_path),
+        "num_tasks": 6,
+        "samples_per_task": 5,
+        "per_device_train_batch_size": 30,
+        "gradient_accumulation_steps": 1,
+        "max_steps": 1,
+        "num_iterations": 1,
+        "n_slots": 30,
+        "beta": 0.2,
+        "save_steps": None,
+        "logging_steps": 1,
+    }
+    trainer = kind.trainer(LanguageModelPolicy.load(windowed, device="cpu"), ENVS, kind.arguments(**options))
     assert isinstance(trainer, OnlineTrainer)
     trainer.begin()
     items = trainer.collect()
@@ -332,7 +332,7 @@ def test_playing_alfworld_gets_better(name: str, options: dict[str, Any], sloppy
     policy = LanguageModelPolicy.load(sloppy, device="cpu")
     before = success(policy)
     assert 0.2 < before < 0.45
-    args = METHODS[name].arguments(
+    chosen: dict[str, Any] = dict(
         output_dir=str(tmp_path),
         learning_rate=1e-3,
         per_device_train_batch_size=20,
@@ -343,5 +343,5 @@ def test_playing_alfworld_gets_better(name: str, options: dict[str, Any], sloppy
         save_steps=None,
         **options,
     )
-    METHODS[name].trainer(policy, ALFWORLD, args).train()
+    METHODS[name].trainer(policy, ALFWORLD, METHODS[name].arguments(**chosen)).train()
     assert success(policy) > before + 0.15

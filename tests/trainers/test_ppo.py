@@ -90,7 +90,7 @@ def test_credit_within_turns() -> None:
 
 
 def test_credits_agree_on_one_turn_of_one_token() -> None:
-    args = [PPOArguments(credit=credit) for credit in ("token", "turn", "single_turn")]  # type: ignore[arg-type]
+    args = [PPOArguments(credit=credit) for credit in ("token", "turn", "single_turn")]
     one = (np.array([1.0]), np.array([0.1]), np.array([0.4]), np.array([0]))
     assert [episode_advantages(*one, each)[0].tolist() for each in args] == [[pytest.approx(0.5)]] * 3
 
@@ -98,7 +98,7 @@ def test_credits_agree_on_one_turn_of_one_token() -> None:
 def test_rewards_of_turns() -> None:
     """Each turn's own; under single_turn the whole return in every turn; the penalty is always the turn's own."""
     episode = played([0.25, 0.0, 0.5], valid=[True, False, True])
-    options = {"reward_scale": 2.0, "invalid_action_penalty": 0.1}
+    options: dict[str, Any] = {"reward_scale": 2.0, "invalid_action_penalty": 0.1}
     assert turn_rewards(episode, PPOArguments(**options)).tolist() == pytest.approx([0.5, -0.1, 1.0])
     found = turn_rewards(episode, PPOArguments(credit="single_turn", **options))
     assert found.tolist() == pytest.approx([1.5, 1.4, 1.5])

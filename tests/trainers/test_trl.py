@@ -182,7 +182,7 @@ def test_grpo(kind: str, loss_type: str, aggregation: Aggregation, tmp_path: Pat
     }
     for name, side in (("prompt", "left"), ("completion", "right")):
         parts = [torch.tensor(both[name == "completion"]) for both in map(ids, scored)]
-        padded = {"batch_first": True, "padding_side": side}
+        padded: dict[str, Any] = {"batch_first": True, "padding_side": side}
         inputs[f"{name}_ids"] = pad_sequence(parts, **padded)
         inputs[f"{name}_mask"] = pad_sequence([torch.ones_like(part) for part in parts], **padded)
     compare(mine, theirs._compute_loss(model, inputs), model, atol=1e-5)
