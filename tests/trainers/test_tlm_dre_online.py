@@ -17,15 +17,13 @@ from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.trainers.collect import draw_tasks
 from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
 from agentgym_tlm.trajectory import Trajectory, read_trajectories
-from tests.trainers.crossing import ENVS, sft_policy, won
+from tests.trainers.crossing import ENVS, sft_folder, won
 
 
 @pytest.fixture(scope="module")
-def crossing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def crossing() -> Path:
     """A policy that greedily fails 7 of 16 tasks."""
-    folder = tmp_path_factory.mktemp("crossing")
-    sft_policy(folder).save(folder / "policy")
-    return folder / "policy"
+    return sft_folder()
 
 
 def online(policy: Path, folder: Path, **options: Any) -> TLMDRETrainer:
@@ -91,9 +89,9 @@ def test_pairs_are_those_of_groups(crossing: Path, tmp_path: Path) -> None:
 
 def test_solves_the_small_world(crossing: Path, tmp_path: Path) -> None:
     """An iteration without a failure left is passed over, and not the end of the run."""
-    trainer = online(crossing, tmp_path, num_iterations=5, max_steps=12)
+    trainer = online(crossing, tmp_path, num_iterations=4, max_steps=10)
     trainer.train()
-    assert trainer.state.iteration == 4
+    assert trainer.state.iteration == 3
     assert len(won(trainer.policy)) == 16
 
 
