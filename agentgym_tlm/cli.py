@@ -42,6 +42,9 @@ COMMANDS = {
     "play": Command("play", "Play", "play a task yourself in the terminal"),
     "envs": Command("envs", "Envs", "list environments, splits, task counts and where the data is"),
     "doctor": Command("doctor", "Doctor", "check what is installed, which data is found, and the device"),
+    "export": Command(
+        "trajectories", "Export", "write turn logs as messages, as a dataset for TRL, as ATIF or as Parquet"
+    ),
     "data": Command(
         "data", "COMMANDS", "get, list and check data and pretrained models; import and export trajectories"
     ),

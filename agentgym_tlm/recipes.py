@@ -205,11 +205,13 @@ _TINY_PAIRS: dict[str, Any] = {
 }
 _TINY_ONLINE: dict[str, Any] = {
     "learning_rate": 1e-4,
-    "per_device_train_batch_size": 16,
+    "per_device_train_batch_size": 32,
     "gradient_accumulation_steps": 1,
     "mixed_precision": "bf16",
     "num_iterations": 40,
+    "save_steps": 40,
     "beta": 0.0,
+    "penalized": "refused",
     "drop_degenerate": True,
 }
 _TINY_METHODS: dict[str, dict[str, Any]] = {

@@ -35,6 +35,7 @@ from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
 from agentgym_tlm.trainers.collect import draw_tasks, score_together
+from agentgym_tlm.trainers.groups import Array, Penalized, penalties
 from agentgym_tlm.trainers.policy_gradient import Aggregation, clipped_loss, k3
 from agentgym_tlm.trajectory import StopReason, Trajectory, read_trajectories, write_trajectories
 
@@ -75,7 +76,9 @@ class OnlineArguments(TrainingArguments):
     reward_scale: float = 10.0
     """Reward of a success: the environment's rewards are multiplied by it."""
     invalid_action_penalty: float = 0.1
-    """Taken off for every turn whose action the environment refused or could not be read."""
+    """Taken off for every turn with an invalid action."""
+    penalized: Penalized = "malformed"
+    """Which actions are invalid: those in a response that breaks the prompt format, or also those that are refused."""
     epsilon: float = 0.2
     """How far the ratio of new to old probability may fall before the gradient stops."""
     epsilon_high: float | None = None
@@ -137,6 +140,10 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
         super().__init__(policy, envs, args, evaluate=evaluate, on_log=on_log)
         self._reference = copy.deepcopy(policy.model) if args.beta and args.lora is None else None
         self._mismatch = torch.zeros(2, device=self.accelerator.device)  # sum of k3 over the first update, its tokens
+
+    def penalties(self, episode: Trajectory) -> Array:
+        """[turns] what the turns of an episode pay for invalid actions."""
+        return penalties(episode, self.args.invalid_action_penalty, self.args.penalized)
 
     @abstractmethod
     def examples(self, episodes: Sequence[Trajectory]) -> list[Example]:

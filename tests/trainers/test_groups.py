@@ -12,7 +12,7 @@ from agentgym_tlm.trainers.groups import (
     Baseline,
     by_group,
     discounted_returns,
-    invalid,
+    penalties,
     relative_to_group,
     turn_scores,
 )
@@ -27,7 +27,7 @@ GROUP = [A, B, C]
 
 
 def scores(over: Baseline) -> list[Array]:
-    return [turn_scores(each, 10.0, 0.1, over) for each in GROUP]
+    return [turn_scores(10.0 * each.episode_return, penalties(each, 0.1, "malformed"), over) for each in GROUP]
 
 
 def test_groups_keep_the_order_of_their_episodes() -> None:
@@ -36,9 +36,17 @@ def test_groups_keep_the_order_of_their_episodes() -> None:
     assert by_group(episodes) == [[episodes[0], episodes[2]], [episodes[1], episodes[4]], [episodes[3]]]
 
 
+def test_penalties_are_for_what_breaks_the_format_or_for_what_is_refused() -> None:
+    """Unreadable, out of form, well formed but refused, fine."""
+    episode = played([0.0] * 4, valid=[False, False, False, True])
+    episode.turns[0].action = None
+    episode.turns[0].well_formed = episode.turns[2].well_formed = True
+    assert penalties(episode, 0.5, "malformed").tolist() == [0.5, 0.5, 0, 0]
+    assert penalties(episode, 0.5, "refused").tolist() == [0.5, 0.5, 0.5, 0]
+
+
 def test_scores_over_trajectories() -> None:
     """10 per success and -0.1 per invalid action, of the episode, in every turn."""
-    assert invalid(C).tolist() == [0, 1, 1]
     first, second, third = scores("trajectories")
     np.testing.assert_allclose(first, [10.0])
     np.testing.assert_allclose(second, [9.9, 9.9])

@@ -100,10 +100,10 @@ def test_failures_of_the_environment_are_nobodys(crossing: Path, tmp_path: Path)
         assert summary["success"] == pytest.approx(sum(episode.won for episode in kept) / len(kept))
         scores = defaultdict(list)
         for episode in kept:
-            scores[episode.task_id].append(10 * episode.won - 0.1 * episode.invalid_actions)
+            scores[episode.task_id].append(10 * episode.won - sum(costs(episode)))
         for episode, example in zip(kept, trainer.examples(kept), strict=True):
             group = scores[episode.task_id]
-            own = 10 * episode.won - 0.1 * episode.invalid_actions
+            own = 10 * episode.won - sum(costs(episode))
             expected = (own - np.mean(group)) / (np.std(group, ddof=1) + 1e-6) if max(group) > min(group) else 0.0
             np.testing.assert_allclose(example.flat("advantages"), expected, rtol=1e-5)
 
@@ -188,6 +188,11 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "policy"
 
 
+def costs(episode: Trajectory) -> list[float]:
+    """Of every turn: 0.1 for a response that breaks the prompt format."""
+    return [0.1 * (turn.action is None or not turn.well_formed) for turn in episode.turns]
+
+
 def gigpo_advantages(group: list[Trajectory]) -> list[list[float]]:
     """As released, by the book: over all turns of the group, and over those with the same observation; γ = 0.95."""
 
@@ -199,10 +204,10 @@ def gigpo_advantages(group: list[Trajectory]) -> list[list[float]]:
     scores, returns = [], []
     for episode in group:
         rewards = [10 * turn.reward for turn in episode.turns]
-        costs = [0.1 * (not turn.action_valid) for turn in episode.turns]
-        scores.append([sum(rewards) - cost for cost in costs])
+        paid = costs(episode)
+        scores.append([sum(rewards) - cost for cost in paid])
         returns.append(
-            [sum(0.95 ** (k - t) * rewards[k] for k in range(t, len(rewards))) - costs[t] for t in range(len(rewards))]
+            [sum(0.95 ** (k - t) * rewards[k] for k in range(t, len(rewards))) - paid[t] for t in range(len(rewards))]
         )
     states = defaultdict(list)
     for episode, values in zip(group, returns, strict=True):
@@ -216,7 +221,7 @@ def gigpo_advantages(group: list[Trajectory]) -> list[list[float]]:
 
 
 def grpo_advantages(group: list[Trajectory]) -> list[list[float]]:
-    scores = [10 * episode.won - 0.1 * episode.invalid_actions for episode in group]
+    scores = [10 * episode.won - sum(costs(episode)) for episode in group]
     std = float(np.std(scores, ddof=1))
     return [
         [(score - float(np.mean(scores))) / (std + 1e-6) if std else 0.0] * len(episode.turns)
@@ -341,6 +346,7 @@ def test_playing_alfworld_gets_better(
         max_steps=2,
         num_iterations=8,
         samples_per_task=8,
+        penalized="refused",
         save_steps=None,
         **options,
     )

@@ -98,9 +98,10 @@ def test_credits_agree_on_one_turn_of_one_token() -> None:
 def test_rewards_of_turns() -> None:
     """Each turn's own; under single_turn the whole return in every turn; the penalty is always the turn's own."""
     episode = played([0.25, 0.0, 0.5], valid=[True, False, True])
-    options: dict[str, Any] = {"reward_scale": 2.0, "invalid_action_penalty": 0.1}
-    assert turn_rewards(episode, PPOArguments(**options)).tolist() == pytest.approx([0.5, -0.1, 1.0])
-    found = turn_rewards(episode, PPOArguments(credit="single_turn", **options))
+    paid = np.array([0.0, 0.1, 0.0])
+    found = turn_rewards(episode, paid, PPOArguments(reward_scale=2.0))
+    assert found.tolist() == pytest.approx([0.5, -0.1, 1.0])
+    found = turn_rewards(episode, paid, PPOArguments(credit="single_turn", reward_scale=2.0))
     assert found.tolist() == pytest.approx([1.5, 1.4, 1.5])
 
 

@@ -51,7 +51,7 @@ def test_advantages_leave_one_out(kl_in: Any, tmp_path: Path) -> None:
 def test_divergence_tells_equal_outcomes_apart(tmp_path: Path) -> None:
     """Two wins, one of them far from the reference: it is the worse one."""
     near, far, _ = scored_group()
-    far.turns[1].reward, far.turns[0].action_valid = 1.0, True
+    far.turns[1].reward, far.turns[0].well_formed = 1.0, True
     advantages = rloo(tmp_path, beta=0.1).advantages([near, far])
     assert [each[0] for each in advantages] == pytest.approx([0.05, -0.05])
     for found in rloo(tmp_path, beta=0.0).advantages([near, far]):

@@ -107,7 +107,7 @@ def played(
     rng = np.random.default_rng(100 + seed)
     for i, (turn, reward, size) in enumerate(zip(trajectory.turns, rewards, sizes, strict=True)):
         turn.reward = reward
-        turn.action_valid = valid is None or valid[i]
+        turn.action_valid = turn.well_formed = valid is None or valid[i]
         turn.observation = f"o{i}" if observations is None else observations[i]
         turn.logprobs, turn.ref_logprobs = (-rng.uniform(0.2, 3.0, size).round(3)).tolist(), None
     return trajectory
