@@ -29,7 +29,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agentgym_tlm.batch import Example, TurnBatch, collate
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError, TrainingError
-from agentgym_tlm.files import to_json
+from agentgym_tlm.files import to_json, write_text
 from agentgym_tlm.logprobs import TokenLogprobs
 from agentgym_tlm.memory import is_half
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
@@ -228,6 +228,22 @@ class Trainer(ABC, Generic[ArgsT]):
             claim(folder, {**self._run(), "weights": self.policy.fingerprint, "data": data})
         self.accelerator.wait_for_everyone()
         return folder
+
+    def log_dropped(self, folder: Path, dropped: Mapping[str, int] | None = None) -> None:
+        """Log how many episodes were left out, by reason, and keep it in ``folder``; None: log what is kept there.
+
+        A resumed run has the line already.
+        """
+        path = folder / "dropped.json"
+        if dropped is None:
+            if self._resume_from is not None or not path.exists():
+                return
+            dropped = json.loads(path.read_text(encoding="utf-8"))
+        elif self.accelerator.is_main_process:
+            write_text(path, to_json(dict(dropped)))
+        counts = {f"dropped_{reason}": count for reason, count in sorted(dropped.items()) if count}
+        if counts:
+            self.log(counts)
 
     def begin(self, given: Iterable[Trajectory] = ()) -> None:
         """Claim the run folder before training writes to it, and forget the metrics of an attempt that is not resumed.
