@@ -231,7 +231,7 @@ _TINY_METHODS: dict[str, dict[str, Any]] = {
         "num_tasks": 256,
         "n_slots": 128,
     },
-    "ppo": {**_TINY_ONLINE, "num_train_epochs": 1.0},
+    "ppo": {**_TINY_ONLINE, "num_train_epochs": 1.0, "credit": "turn", "vf_coef": 0.5},
     "rloo": _TINY_ONLINE,
     "grpo": _TINY_ONLINE,
     "gigpo": _TINY_ONLINE,
