@@ -167,7 +167,7 @@ class TurnBatch:
     def to(self, device: torch.device | str) -> TurnBatch:
         """The same batch with every tensor on ``device``."""
         moved: dict[str, Any] = {
-            field.name: value.to(device)
+            field.name: _moved(value, torch.device(device))
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
         }
@@ -191,6 +191,13 @@ class TurnBatch:
     def turn_counts(self) -> Tensor:
         """n [M, T]: tokens of the loss per turn, as float32."""
         return self.turn_sums(torch.ones(int(self.loss_mask.sum()), device=self.loss_mask.device))
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``; a GPU is sent it without waiting for what it is at work on."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def collate(*groups: Sequence[Example], packed: bool = False) -> TurnBatch:

@@ -40,9 +40,13 @@ COMMANDS = {
     "eval": Command("evaluate", "Evaluate", "success of a policy on held-out tasks, with confidence intervals"),
     "compare": Command("compare", "Compare", "trainers on one shared benchmark, from the same starts, with statistics"),
     "rollout": Command("rollout", "Rollout", "let a policy play and write every turn to JSONL"),
+    "report": Command("report", "Report", "tables, figures and a viewer of the episodes of runs, as one HTML file"),
     "play": Command("play", "Play", "play a task yourself in the terminal"),
     "envs": Command("envs", "Envs", "list environments, splits, task counts and where the data is"),
     "doctor": Command("doctor", "Doctor", "check what is installed, which data is found, and the device"),
+    "export": Command(
+        "trajectories", "Export", "write turn logs as messages, as a dataset for TRL, as ATIF or as Parquet"
+    ),
     "data": Command(
         "data", "COMMANDS", "get, list and check data and pretrained models; import and export trajectories"
     ),

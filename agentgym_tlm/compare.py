@@ -46,7 +46,7 @@ FAILURE_FILE = "failure.txt"
 CALIBRATION_TASKS = 64
 """Training tasks on which the length of the SFT policy's sampled episodes is measured, to plan a budget."""
 _NAMES = {"valid_seen": "seen", "valid_unseen": "unseen"}
-_SAMPLING = ("num_tasks", "samples_per_task", "temperature")
+_SAMPLING = ("num_tasks", "tasks_per_iteration", "samples_per_task", "temperature")
 _FAILURES = (AgentGymError, OSError, RuntimeError, MemoryError)
 """What ends a cell but not the comparison; anything else is a mistake in the program."""
 
@@ -304,7 +304,7 @@ def _share_samples(variant: Variant, config: ExperimentConfig, folder: Path) -> 
         if source.parent != folder.parent or not _samples_pairs(other):
             continue
         method = load(ExperimentConfig.with_trainer(other)(), source / "config.yaml").method
-        if any(getattr(method, name) != getattr(config.method, name) for name in _SAMPLING):
+        if any(getattr(method, name, None) != getattr(config.method, name, None) for name in _SAMPLING):
             continue
         partial = folder / "samples.partial"
         shutil.rmtree(partial, ignore_errors=True)

@@ -143,10 +143,6 @@ class Experiment:
         if not PartialState().is_main_process:
             return
         if file.exists():
-            if not config.resume:
-                raise CheckpointError(
-                    f"{self.folder} holds a run already: add --resume to go on with it, or choose another --output-dir"
-                )
             changes = [
                 f"{name}: {before} -> {now}"
                 for name, (before, now) in differences(load(config, file), config).items()
@@ -156,6 +152,10 @@ class Experiment:
                 raise CheckpointError(
                     f"{self.folder} holds a run with other options ({', '.join(changes)}): resume it "
                     f"with --config {file} --resume, or choose another --output-dir"
+                )
+            if not config.resume:
+                raise CheckpointError(
+                    f"{self.folder} holds a run already: add --resume to go on with it, or choose another --output-dir"
                 )
             return
         if config.resume:

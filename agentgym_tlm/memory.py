@@ -4,6 +4,7 @@ For N weights, n of which are trained, T tokens per forward pass, and hidden wid
 width m, L layers of a Llama-like model:
 
     weights     4 N        float32; the optimizer steps in full precision, autocast computes in bfloat16
+                2 N + 4 n  with LoRA on a model that was loaded in half precision, of which nothing is cast
     gradients   4 n
     optimizer   8 n        AdamW's two moments
     activations T L (32 h + 8 k + 16 m)   float32
@@ -17,7 +18,7 @@ activations of its own batch, and, gathered, one layer, the embeddings and the h
 are those of one layer with gradient checkpointing.
 Under DeepSpeed's ZeRO-2 it holds all weights, and the same shares of the rest. The reference needs no memory: it is
 scored once, before training. What playing takes is not counted: while a sharded policy plays, every device holds all
-its weights once more, in the dtype that it was loaded in, and the caches of its episodes.
+its weights once more, in float32 (LoRA's base model as it was loaded), and the caches of its episodes.
 """
 
 from __future__ import annotations
@@ -76,16 +77,22 @@ def training_memory(
     layer = tokens * ((30 * h + 4 * k + 8 * m) if bf16 else (32 * h + 8 * k + 16 * m))
     activations = layer + tokens * layers * 4 * h if gradient_checkpointing else layers * layer
     per_layer = 2 * h * (q + k) + 3 * h * m
-    cast = 2 * (per_layer if shards > 1 and gradient_checkpointing else total) if bf16 else 0
+    half = lora_r is not None and shards == 1 and is_half(config.dtype)  # shares are float32
+    cast = 2 * (per_layer if shards > 1 and gradient_checkpointing else total) if bf16 and not half else 0
     gathered = (4 if lora_r else 8) * (total - (layers - 1) * per_layer) if shards > 1 else 0
     positions = min(tokens, max(1, LOGITS_PER_CHUNK // text.vocab_size))
     return TrainingMemory(
-        weights=4 * (total + adapters) // shards + gathered,
+        weights=((2 if half else 4) * total + 4 * adapters) // shards + gathered,
         gradients=4 * trained // shards,
         optimizer=8 * trained // shards,
         activations=activations + cast,
         logits=3 * 4 * positions * text.vocab_size,
     )
+
+
+def is_half(dtype: torch.dtype | str | None) -> bool:
+    """Whether AdamW's steps would be lost in the rounding of weights of ``dtype``."""
+    return str(dtype).removeprefix("torch.") in ("float16", "bfloat16")
 
 
 def count_weights(config: PretrainedConfig) -> int:

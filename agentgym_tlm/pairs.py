@@ -36,6 +36,7 @@ def build_pairs(
     max_repeats: int | None = None,
     max_rejected_tokens: int | None = None,
     max_extra_turns: int | None = None,
+    within_group: bool = False,
 ) -> tuple[list[Pair], Counter[str]]:
     """Pair every sampled trajectory with the expert's best on the same task, in the order of ``sampled``.
 
@@ -46,20 +47,30 @@ def build_pairs(
     ``max_repeats`` times in a row), ``overlong`` (a failure of more than ``max_rejected_tokens``) and
     ``over_task_limit``. ``max_extra_turns`` cuts failures off so many turns after the expert's length. Source: ETO
     (arXiv 2403.02502), section 3.2 and its code.
+
+    ``within_group`` puts the sampled wins of a failure's group, by turns, in the place of the expert's episode, which
+    is left to groups without a win; ``won`` counts those that are in no pair.
     """
     best: dict[tuple[str, str], Trajectory] = {}
     for trajectory in expert:
         task = (trajectory.env_id, trajectory.task_id)
         if untrainable_reason(trajectory) is None and (task not in best or trajectory.score > best[task].score):
             best[task] = trajectory
+    sampled = list(sampled)
+    wins: dict[str, list[Trajectory]] = {}
+    for trajectory in sampled if within_group else ():
+        if trajectory.won and unusable_reason(trajectory) is None:
+            wins.setdefault(trajectory.group_id, []).append(trajectory)
     pairs: list[Pair] = []
-    dropped: Counter[str] = Counter()
+    left_out: list[tuple[Trajectory, str]] = []
     per_task: Counter[tuple[str, str]] = Counter()
     for trajectory in sampled:
         task = (trajectory.env_id, trajectory.task_id)
-        reason = _unusable(trajectory, best.get(task))
-        if reason is None:
-            pair = _ordered(best[task], trajectory)
+        group = [] if trajectory.won else wins.get(trajectory.group_id, [])
+        better = group[per_task[task] % len(group)] if group else best.get(task)
+        reason = _unusable(trajectory, better)
+        if reason is None and better is not None:
+            pair = _ordered(better, trajectory)
             if max_extra_turns is not None:
                 pair = Pair(pair.chosen, cut_turns(pair.rejected, len(pair.chosen.turns) + max_extra_turns))
             if max_repeats is not None and repeats(trajectory) > max_repeats:
@@ -69,11 +80,12 @@ def build_pairs(
             elif max_pairs_per_task is not None and per_task[task] >= max_pairs_per_task:
                 reason = "over_task_limit"
         if reason is not None:
-            dropped[reason] += 1
+            left_out.append((trajectory, reason))
             continue
         per_task[task] += 1
         pairs.append(pair)
-    return pairs, dropped
+    chosen = {id(pair.chosen) for pair in pairs}
+    return pairs, Counter(reason for trajectory, reason in left_out if id(trajectory) not in chosen)
 
 
 def _unusable(sampled: Trajectory, expert: Trajectory | None) -> str | None:

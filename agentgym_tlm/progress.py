@@ -138,18 +138,21 @@ def rollout_progress(
 def training_progress(
     label: str, *, console: Console | None = None, interval: float = 10.0
 ) -> Iterator[Callable[[Mapping[str, float]], None]]:
-    """The ``on_log`` callback of a trainer: updates so far, tokens per second, and the loss."""
+    """The ``on_log`` callback of a trainer: updates so far, tokens per second, the loss, and what is won online."""
     with progress_bar(label, "updates", console=console, interval=interval) as bar:
         iteration = first = last = 0
+        won = ""
 
         def report(line: Mapping[str, float]) -> None:
-            nonlocal iteration, first, last
+            nonlocal iteration, first, last, won
+            if "success" in line:
+                won = f", {line['success']:.0%} won in iteration {int(line['iteration']) + 1}"
             if "loss" not in line:
                 return
             if line["iteration"] != iteration:
                 iteration, first = int(line["iteration"]), last
             last = int(line["step"])
-            status = f"{_rate(line['tokens_per_second'])} tokens/s, loss {line['loss']:.4g}"
+            status = f"{_rate(line['tokens_per_second'])} tokens/s, loss {line['loss']:.4g}{won}"
             bar.update(last, status, total=first + int(line["total_steps"]))
 
         yield report

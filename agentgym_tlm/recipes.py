@@ -205,11 +205,13 @@ _TINY_PAIRS: dict[str, Any] = {
 }
 _TINY_ONLINE: dict[str, Any] = {
     "learning_rate": 1e-4,
-    "per_device_train_batch_size": 16,
+    "per_device_train_batch_size": 32,
     "gradient_accumulation_steps": 1,
     "mixed_precision": "bf16",
     "num_iterations": 40,
+    "save_steps": 40,
     "beta": 0.0,
+    "penalized": "refused",
     "drop_degenerate": True,
 }
 _TINY_METHODS: dict[str, dict[str, Any]] = {
@@ -229,7 +231,7 @@ _TINY_METHODS: dict[str, dict[str, Any]] = {
         "num_tasks": 256,
         "n_slots": 128,
     },
-    "ppo": {**_TINY_ONLINE, "num_train_epochs": 1.0},
+    "ppo": {**_TINY_ONLINE, "num_train_epochs": 1.0, "credit": "turn", "vf_coef": 0.5},
     "rloo": _TINY_ONLINE,
     "grpo": _TINY_ONLINE,
     "gigpo": _TINY_ONLINE,

@@ -87,6 +87,9 @@ class Variant:
             return config.with_method(max_env_steps=budget, num_iterations=most)
         if "num_tasks" in self.options:
             return config
+        if size := getattr(args, "tasks_per_iteration", None):
+            rounds = max(1, round(budget / turns_per_episode / (size * args.samples_per_task)))
+            return config if "num_iterations" in self.options else config.with_method(num_iterations=rounds)
         if self.trainer in SAMPLES_MORE:
             raise ConfigError(
                 f"trainers: how much {self.trainer} plays does not follow from its tasks: leave --budget out, or say "

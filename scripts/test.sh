@@ -3,7 +3,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
 
-install_once tests --editable '.[dev,gguf,hotpotqa,lora,scienceworld]'
+install_once tests --editable '.[dev,gguf,hotpotqa,lora,report,scienceworld]'
 # The reference simulator compiles C++ (a compiler and make are needed; minutes). Without it its tests are skipped.
 if ! install_once reference --editable '.[alfworld]'; then
   if [[ -n "${CI:-}" ]]; then

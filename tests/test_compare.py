@@ -80,6 +80,9 @@ def test_finished_cells_are_not_done_again(finished: Path, capsys: pytest.Captur
     assert {path: path.stat().st_mtime_ns for path in finished.glob("seed*/*/cell.json")} == before
     assert "dpo" in capsys.readouterr().out
     assert {"comparison.json", "comparison.md", "comparison.csv"} <= {path.name for path in finished.iterdir()}
+    report = (finished / "report.html").read_text()
+    assert "Comparison" in report
+    assert "minus sft" in report
 
 
 def test_other_benchmarks_are_refused_and_the_difference_is_named(
@@ -227,6 +230,7 @@ def test_budget_plans_episodes_and_online_trainers_count() -> None:
     assert (planned("dpo", tasks=20)["num_tasks"], planned("dpo", tasks=20)["samples_per_task"]) == (20, 5)
     assert planned("tlm-dre:num_iterations=2")["num_tasks"] == 50
     assert planned("dpo:num_tasks=7")["num_tasks"] == 7
+    assert planned("tlm-dre:tasks_per_iteration=10,samples_per_task=2")["num_iterations"] == 5
     assert planned("grpo")["max_env_steps"] == 1000
 
 

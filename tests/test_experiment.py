@@ -108,6 +108,8 @@ def test_a_finished_run_is_not_run_again(finished: Path) -> None:
         run(small(finished))
     with pytest.raises(CheckpointError, match="other options"):
         run(replace(small(finished), resume=True, seed=1))
+    with pytest.raises(CheckpointError, match="other options"):  # --resume would not help
+        run(replace(small(finished), seed=1))
 
 
 def test_harmless_options_may_change(finished: Path) -> None:

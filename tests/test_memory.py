@@ -88,3 +88,13 @@ def test_other_shapes_are_refused() -> None:
     """A wrong number would be worse than none."""
     with pytest.raises(ConfigError, match="not shaped like Llama"):
         training_memory(GPT2Config(), tokens=64)
+
+
+def test_adapters_leave_a_half_precision_model_as_it_is() -> None:
+    config = LlamaConfig(**SHAPE, dtype="bfloat16")
+    half, whole = (training_memory(config, tokens=64, lora_r=rank) for rank in (8, None))
+    adapters = half.gradients // 4
+    assert half.weights == 2 * count_weights(config) + 4 * adapters
+    assert whole.weights == 4 * count_weights(config)
+    assert whole.activations - half.activations == 2 * count_weights(config)  # autocast has nothing to cast
+    assert training_memory(config, tokens=64, lora_r=8, shards=2).weights >= 2 * (count_weights(config) + adapters)

@@ -89,6 +89,51 @@ def test_limit_per_task() -> None:
     assert dropped == {"over_task_limit": 3}
 
 
+def grouped(task: str, group: str, outcomes: str) -> list[Trajectory]:
+    """Samples of a group, ``w`` for a win."""
+    played = [episode([(3, 2), (2, 2)], seed=i, task=task, won=outcome == "w") for i, outcome in enumerate(outcomes)]
+    for trajectory in played:
+        trajectory.group_id = group
+    return played
+
+
+def test_failures_meet_the_wins_of_their_group() -> None:
+    """Its wins take turns; the expert stands in where there is none, or none to learn from."""
+    expert = [episode([(3, 2)], seed=40 + i, task=task, won=True) for i, task in enumerate("ab")]
+    first, second = grouped("a", "a/0", "wlwlwl"), grouped("a", "a/1", "ll")
+    empty, alone, lost = grouped("b", "b/0", "wl"), grouped("c", "c/0", "lw"), grouped("d", "d/0", "l")
+    empty[0].turns[0].response = " "
+    sampled = [*first, *second, *empty, *alone, *lost]
+    pairs, dropped = build_pairs(expert, sampled, within_group=True)
+    assert [(pair.chosen, pair.rejected) for pair in pairs] == [
+        (first[0], first[1]),
+        (first[2], first[3]),
+        (first[4], first[5]),
+        (expert[0], second[0]),
+        (expert[0], second[1]),
+        (expert[1], empty[1]),
+        (alone[1], alone[0]),
+    ]
+    assert dropped == {"won": 1, "no_expert": 1}
+    limited, dropped = build_pairs(expert, first, within_group=True, max_pairs_per_task=2)
+    assert [pair.chosen for pair in limited] == [first[0], first[2]]
+    assert dropped == {"won": 1, "over_task_limit": 1}
+    more = [*first, *grouped("a", "a/0", "lllll")]
+    chosen = [pair.chosen for pair in build_pairs([], more, within_group=True)[0]]
+    assert chosen == [first[0], first[2], first[4], first[0], first[2], first[4], first[0], first[2]]
+
+
+def test_filters_hold_within_a_group() -> None:
+    """Failures are cut with respect to the win that they are paired with."""
+    win, *failures = grouped("a", "a/0", "wll")
+    win.turns = win.turns[:1]
+    for i, turn in enumerate(failures[0].turns):
+        turn.action = f"go to shelf {i}"
+    pairs, dropped = build_pairs([], [win, *failures], within_group=True, max_repeats=1, max_extra_turns=0)
+    assert [len(pair.rejected.turns) for pair in pairs] == [1]
+    assert dropped == {"repetitive": 1}
+
+
 def test_scores_are_the_logprobs_of_the_model_in_any_company() -> None:
     """p_i does not depend on padding, order or batch size, and skips what the policy did not produce."""
     model = tiny_model()

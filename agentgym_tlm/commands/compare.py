@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -157,9 +155,9 @@ def _write_report(
     comparison: Comparison, cells: Sequence[Cell], standings: Standings, failures: Mapping[str, str]
 ) -> None:
     """``report.html``: the tables, then figures and episodes of all cells."""
-    if find_spec("agentgym_tlm.report") is None:
-        return
-    import_module("agentgym_tlm.report").write_report(
+    from agentgym_tlm.report import write_report
+
+    write_report(
         [comparison.folder / cell.name for cell in cells],
         comparison.folder / "report.html",
         title=f"{comparison.shared.envs.env}: {', '.join(standings.trainers)}",

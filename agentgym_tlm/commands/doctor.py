@@ -31,6 +31,9 @@ OPTIONAL = {
     "peft": "lora",
     "gguf": "gguf",
     "httpx": "remote",
+    "atif": "atif",
+    "pyarrow": "parquet",
+    "matplotlib": "report",
 }
 """Distribution -> the extra that installs it."""
 
@@ -92,7 +95,7 @@ def _memory_table(model: str, tokens: int, devices: int) -> Table:
     table = Table(
         title=f"{model}: {count_weights(config) / 1e9:.2f} billion weights, {tokens:,} tokens per forward pass"
         + (f", on each of {devices} devices" if devices > 1 else ""),
-        caption="GiB, estimated; bfloat16 autocast, float32 weights"
+        caption="GiB, estimated; bfloat16 autocast, float32 weights, for LoRA as they are stored"
         + ("; while the policy plays, all weights once more" if devices > 1 else ""),
     )
     for column in ("trained", "weights", "gradients", "AdamW", "activations", "logits", "total"):

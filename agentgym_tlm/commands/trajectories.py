@@ -1,4 +1,4 @@
-"""``agentgym-tlm data import-trajectories`` and ``data export``: trajectories from and for other projects."""
+"""``agentgym-tlm data import-trajectories`` and ``export``: trajectories from and for other projects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentgym_tlm.trajectory import Trajectory, read_trajectories, write_traject
 if TYPE_CHECKING:
     from agentgym_tlm.policies.language_model import LanguageModelPolicy
 
-Layout = Literal["messages", "trl-sft", "trl-dpo"]
+Layout = Literal["messages", "trl-sft", "trl-dpo", "atif", "parquet"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +66,21 @@ class ImportTrajectories:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write trajectories for other trainers: agentgym-tlm data export LOG.jsonl --to messages --output FILE.jsonl.
+    """Write trajectories for other tools: agentgym-tlm export LOG.jsonl --to messages --output FILE.jsonl.
 
-    Episodes of which the environment broke down, or nothing may be learnt, are left out and counted.
+    What others learn from (messages, trl-sft, trl-dpo) has no episodes of which the environment broke down, or nothing
+    may be learnt; they are counted. What keeps whole episodes (atif, parquet) has all of them.
     """
 
-    summary: ClassVar[str] = "write trajectories as messages JSONL or as a dataset for TRL"
+    summary: ClassVar[str] = "write trajectories as messages, as a dataset for TRL, as ATIF or as Parquet"
 
     path: tyro.conf.Positional[Path] = tyro.MISSING
     """A turn log; for trl-dpo a folder with chosen.jsonl and rejected.jsonl, such as RUN/TRAINER/iteration-0/pairs."""
     output: Path = tyro.MISSING
-    """The JSONL file to write."""
+    """The file to write: Parquet, or JSONL."""
     to: Layout = "messages"
     """messages: role and content; trl-sft: input_ids and assistant_masks, the tokens of the loss; trl-dpo: prompt,
-    chosen and rejected messages."""
+    chosen and rejected messages; atif: an ATIF document per episode; parquet: a row per episode."""
     won: bool = False
     """Only episodes that were won."""
     policy: str | None = None
@@ -92,6 +93,8 @@ class Export:
         from agentgym_tlm.pairs import read_pairs
 
         _check_new(self.output)
+        if self.to in ("atif", "parquet"):
+            return self._archive()
         policy = _language_model(self.policy)
         format: PromptFormat = policy.format if policy else ReactFormat(instructions="")
         dropped: Counter[str] = Counter()
@@ -100,19 +103,36 @@ class Export:
             if not (self.path / "chosen.jsonl").is_file():
                 raise DataError(f"{self.path} is no folder of pairs: it has no chosen.jsonl, such as a trainer writes")
             rows = (dpo_row(pair, format) for pair in read_pairs(self.path))
-        elif not self.path.is_file():
-            raise DataError(f"there is no turn log {self.path} to export")
         elif self.to == "trl-sft":
             rows = _sft_rows(self._episodes(dropped), policy, dropped)
         else:
             rows = (messages_row(trajectory, format) for trajectory in self._episodes(dropped))
-        count = _write_rows(self.output, rows)
-        print(f"{self.output}: {count} rows" + "".join(f", {n} left out: {why}" for why, n in sorted(dropped.items())))
+        self._report(_write_rows(self.output, rows), dropped)
         return 0
 
-    def _episodes(self, dropped: Counter[str]) -> Iterator[Trajectory]:
+    def _archive(self) -> int:
+        """Write whole episodes, whatever became of them."""
+        from agentgym_tlm.archives import to_atif, write_parquet
+
+        if self.policy is not None:
+            raise ConfigError(f"{self.to} has the episodes as they were logged: leave out --policy")
+        dropped: Counter[str] = Counter()
+        episodes = self._episodes(dropped, whole=True)
+        if self.to == "atif":
+            count = _write_rows(self.output, map(to_atif, episodes))
+        else:
+            count = write_parquet(self.output, episodes)
+        self._report(count, dropped)
+        return 0
+
+    def _report(self, rows: int, dropped: Counter[str]) -> None:
+        print(f"{self.output}: {rows} rows" + "".join(f", {n} left out: {why}" for why, n in sorted(dropped.items())))
+
+    def _episodes(self, dropped: Counter[str], *, whole: bool = False) -> Iterator[Trajectory]:
+        if not self.path.is_file():
+            raise DataError(f"there is no turn log {self.path} to export")
         for trajectory in read_trajectories(self.path):
-            if trajectory.stop_reason.is_breakdown or not trajectory.turns:
+            if not whole and (trajectory.stop_reason.is_breakdown or not trajectory.turns):
                 dropped[trajectory.stop_reason.value] += 1
             elif self.won and not trajectory.won:
                 dropped["not won"] += 1

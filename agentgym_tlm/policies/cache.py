@@ -75,11 +75,12 @@ class SlotCache(Cache):
         if not sources:
             return
         length = max(slot.length for row in (*sources, *targets) if (slot := self._slots[row]) is not None)
-        if length:
+        if length and self._keys:
+            there, here = (torch.tensor(rows, device=self._keys[0].device) for rows in (sources, targets))
             for tensor in (*self._keys, *self._values):
-                moved = tensor[sources, :, :length]
-                tensor[sources, :, :length] = tensor[targets, :, :length]
-                tensor[targets, :, :length] = moved
+                moved = tensor[there, :, :length]
+                tensor[there, :, :length] = tensor[here, :, :length]
+                tensor[here, :, :length] = moved
         for source, target in zip(sources, targets, strict=True):
             pair = self._slots[target], self._slots[source]
             self._slots[source], self._slots[target] = pair
@@ -109,8 +110,8 @@ class SlotCache(Cache):
         stored = []
         for tensor, new in ((self._keys[layer_idx], key_states), (self._values[layer_idx], value_states)):
             tensor[self._rows, :, self._positions] = new.transpose(1, 2)
-            rows = tensor[: len(self._rows)] if self._in_place else tensor[self._rows[:, 0]]
-            stored.append(rows[:, :, : self._length])
+            seen = tensor[:, :, : self._length]
+            stored.append(seen[: len(self._rows)] if self._in_place else seen[self._rows[:, 0]])
         return stored[0], stored[1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -249,7 +249,7 @@ class LanguageModelPolicy:
                 numbers[places - drafted - 1 :] = row.uniforms[len(row.written) : len(row.written) + drafted + 1]
         ids, logprobs = sample_tokens(
             logits.flatten(0, 1),
-            torch.as_tensor(uniforms, device=logits.device).flatten(),
+            torch.from_numpy(uniforms).to(logits.device, non_blocking=True).flatten(),
             temperature=self.temperature,
             top_p=self.top_p,
         )

@@ -63,7 +63,8 @@ class TrainingArguments:
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
-    """Autocast precision; weights and optimizer stay as loaded."""
+    """Autocast precision. What is trained is float32 in any case, half-precision weights are upcast; the base model of
+    LoRA's adapters stays as it was loaded."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     packing: bool = False

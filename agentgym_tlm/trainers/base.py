@@ -29,9 +29,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agentgym_tlm.batch import Example, TurnBatch, collate
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError, TrainingError
-from agentgym_tlm.files import to_json
+from agentgym_tlm.files import to_json, write_text
 from agentgym_tlm.logprobs import TokenLogprobs
-from agentgym_tlm.policies.language_model import LanguageModelPolicy, weights_fingerprint
+from agentgym_tlm.memory import is_half
+from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.rollout import RolloutProgress
 from agentgym_tlm.trainers.args import RUN_INDEPENDENT, TrainingArguments
@@ -108,7 +109,10 @@ class Trainer(ABC, Generic[ArgsT]):
         )
         self.sharding = Sharding(self.accelerator, args)
         set_seed(args.seed)
+        loaded = policy.model.dtype
         policy.model = self.trainable(merged(policy.model)).to(self.accelerator.device)  # this process's own
+        if policy.model.dtype != loaded:
+            policy.weights_changed(policy.version)  # the same weights, but no cache of theirs fits
         if args.report_to:
             self.accelerator.init_trackers("agentgym-tlm", config={"run": json.dumps(self._run())})
 
@@ -138,8 +142,13 @@ class Trainer(ABC, Generic[ArgsT]):
         del parts, shares
 
     def trainable(self, model: PreTrainedModel) -> Any:
-        """The model with what the arguments train and save memory by: adapters, gradient checkpointing."""
+        """The model with what the arguments train and save memory by: adapters, gradient checkpointing.
+
+        Without adapters its weights become float32: a small update would be lost in the rounding of shorter ones.
+        """
         adapted: Any = model if self.args.lora is None else with_adapters(model, self.args.lora)
+        if self.args.lora is None and is_half(model.dtype):
+            adapted.float()
         if self.args.gradient_checkpointing:
             adapted.gradient_checkpointing_enable({"use_reentrant": False})
         return adapted
@@ -161,7 +170,8 @@ class Trainer(ABC, Generic[ArgsT]):
         """Write the policy to ``<output_dir>/policy`` and return that path; it is there completely or not at all.
 
         With it goes what the environment was made with, which ``eval`` and ``rollout`` take up again.
-        Adapters are merged into its weights there, and written by themselves to ``<output_dir>/adapter``.
+        Adapters are merged into its weights there, which stay as short as they were loaded, and written by themselves
+        to ``<output_dir>/adapter``. All else that was trained is written in float32.
         """
         path = self.output_dir / "policy"
         if self.accelerator.is_main_process:
@@ -215,9 +225,25 @@ class Trainer(ABC, Generic[ArgsT]):
         """Folder of the run for data. Raises CheckpointError if it holds that of other options, weights or ``data``."""
         folder = self.output_dir / name
         if self.accelerator.is_main_process:
-            claim(folder, {**self._run(), "weights": weights_fingerprint(self.policy.model), "data": data})
+            claim(folder, {**self._run(), "weights": self.policy.fingerprint, "data": data})
         self.accelerator.wait_for_everyone()
         return folder
+
+    def log_dropped(self, folder: Path, dropped: Mapping[str, int] | None = None) -> None:
+        """Log how many episodes were left out, by reason, and keep it in ``folder``; None: log what is kept there.
+
+        A resumed run has the line already.
+        """
+        path = folder / "dropped.json"
+        if dropped is None:
+            if self._resume_from is not None or not path.exists():
+                return
+            dropped = json.loads(path.read_text(encoding="utf-8"))
+        elif self.accelerator.is_main_process:
+            write_text(path, to_json(dict(dropped)))
+        counts = {f"dropped_{reason}": count for reason, count in sorted(dropped.items()) if count}
+        if counts:
+            self.log(counts)
 
     def begin(self, given: Iterable[Trajectory] = ()) -> None:
         """Claim the run folder before training writes to it, and forget the metrics of an attempt that is not resumed.
@@ -370,14 +396,15 @@ class Trainer(ABC, Generic[ArgsT]):
 
     def _log_window(self, window: Mapping[str, Tensor | float], updates_per_epoch: int) -> None:
         """Means over the updates since the last line; the only place where the loop waits for the device."""
-        device, updates = self.accelerator.device, float(window["updates"])
+        device, updates, started = self.accelerator.device, float(window["updates"]), time.perf_counter()
         names = [name for name in window if name.startswith("mean/")]
         means = torch.stack([torch.as_tensor(window[name], device=device, dtype=torch.float32) for name in names])
         means = self.accelerator.reduce(means, "sum") / updates
         metrics = {name.removeprefix("mean/"): value for name, value in zip(names, means.tolist(), strict=True)}
         metrics["grad_norm"] = float(window["grad_norm"]) / updates
         metrics["learning_rate"] = float(window["learning_rate"]) / updates
-        metrics["tokens_per_second"] = float(window["tokens"]) / float(window["seconds"])
+        seconds = float(window["seconds"]) + time.perf_counter() - started  # what the device had still to do counts
+        metrics["tokens_per_second"] = float(window["tokens"]) / seconds
         metrics["tokens"] = self.state.tokens
         metrics["epoch"] = self.state.fit_step / updates_per_epoch
         metrics["total_steps"] = self.total_steps

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
@@ -119,6 +120,17 @@ def training_tasks(envs: EnvArgs, limit: int | None, given: Sequence[Trajectory]
             "them with --trainer sft, or give each its task id"
         )
     return replace(manifest, task_ids=tasks).take(limit)
+
+
+def draw_tasks(tasks: Sequence[str], size: int, iteration: int, seed: int) -> list[str]:
+    """``size`` of the ``tasks`` (at most all) for an iteration, in an order that ``seed`` decides.
+
+    Every task comes up once before one comes up again, save for a remainder.
+    """
+    size = min(size, len(tasks))
+    epoch, place = divmod(iteration, len(tasks) // size)
+    order = np.random.default_rng([seed, epoch]).permutation(len(tasks))
+    return [tasks[i] for i in order[place * size : (place + 1) * size]]
 
 
 def score_together(

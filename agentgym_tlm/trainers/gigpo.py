@@ -40,7 +40,6 @@ from agentgym_tlm.trainers.groups import (
     Array,
     Baseline,
     discounted_returns,
-    invalid,
     relative_to_group,
 )
 from agentgym_tlm.trainers.grpo import GroupTrainer, GRPOArguments
@@ -109,10 +108,10 @@ class GiGPOTrainer(GroupTrainer[GiGPOArguments]):
         """R_t of every turn (Eq. 5)."""
         args = self.args
         rewards = args.reward_scale * np.array([turn.reward for turn in episode.turns])
-        penalties = args.invalid_action_penalty * invalid(episode)
+        paid = self.penalties(episode)
         if args.baseline_over == "trajectories":
-            return discounted_returns((rewards - penalties).tolist(), args.gamma)
-        return discounted_returns(rewards.tolist(), args.gamma) - penalties
+            return discounted_returns((rewards - paid).tolist(), args.gamma)
+        return discounted_returns(rewards.tolist(), args.gamma) - paid
 
     def advantages(self, group: Sequence[Trajectory]) -> list[Array]:
         args = self.args

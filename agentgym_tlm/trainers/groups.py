@@ -17,6 +17,7 @@ from agentgym_tlm.trajectory import Trajectory
 
 Array = npt.NDArray[np.float64]
 Baseline = Literal["trajectories", "turns"]
+Penalized = Literal["malformed", "refused"]
 
 STD_EPSILON = 1e-6
 """Added to a standard deviation before dividing by it, as in verl."""
@@ -30,20 +31,19 @@ def by_group(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
     return list(groups.values())
 
 
-def invalid(trajectory: Trajectory) -> Array:
-    """[turns] 1 where the environment refused the action, or none could be read, else 0."""
-    return np.array([not turn.action_valid for turn in trajectory.turns], np.float64)
+def penalties(trajectory: Trajectory, penalty: float, penalized: Penalized) -> Array:
+    """[turns] ``penalty`` where the response was ``malformed``, or also where its action was ``refused``, else 0."""
+    malformed = [turn.action is None or not turn.well_formed for turn in trajectory.turns]
+    refused = [penalized == "refused" and not turn.action_valid for turn in trajectory.turns]
+    return penalty * np.logical_or(malformed, refused)
 
 
-def turn_scores(trajectory: Trajectory, reward_scale: float, penalty: float, over: Baseline) -> Array:
-    """[turns] what each turn is credited with: the episode's scaled return, less ``penalty`` for invalid actions.
+def turn_scores(episode_return: float, paid: Array, over: Baseline) -> Array:
+    """[turns] what each turn is credited with: the episode's return, less the penalties ``paid`` [turns].
 
     Over ``trajectories`` all turns bear the penalties of all; over ``turns`` each bears its own (as in verl-agent).
     """
-    penalties = penalty * invalid(trajectory)
-    if over == "trajectories":
-        penalties = np.full(len(penalties), penalties.sum())
-    return reward_scale * trajectory.episode_return - penalties
+    return episode_return - (np.full(len(paid), paid.sum()) if over == "trajectories" else paid)
 
 
 def relative_to_group(

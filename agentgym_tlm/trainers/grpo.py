@@ -8,7 +8,9 @@ for the clipped policy gradient with the k3 estimate of the KL divergence in the
 over each episode's tokens first. Deviations and choices:
 
 1. R_i is ``reward_scale`` times the episode's summed rewards less ``invalid_action_penalty`` for every invalid action,
-   as in verl-agent. With ``scale_rewards`` the scale matters only beside the penalty.
+   as in verl-agent. There, an action is invalid when the response breaks the prompt format; with
+   ``penalized="refused"`` one that the environment refuses is, too. With ``scale_rewards`` the scale of the rewards
+   matters only beside the penalty.
 2. The standard deviation is that of a sample (n - 1), plus 1e-6, as in verl. ``scale_rewards=False`` leaves it out
    (Dr. GRPO, Liu et al., 2025, arXiv 2503.20783).
 3. ``baseline_over="turns"`` is what verl-agent does: mean and deviation are taken over all turns of the group, so that
@@ -56,7 +58,7 @@ class GroupTrainer(OnlineTrainer[GRPOArgsT]):
         """[turns] advantages of every episode of a group."""
         args = self.args
         scores = [
-            turn_scores(episode, args.reward_scale, args.invalid_action_penalty, args.baseline_over)
+            turn_scores(args.reward_scale * episode.episode_return, self.penalties(episode), args.baseline_over)
             for episode in group
         ]
         return relative_to_group(scores, args.baseline_over, std=args.scale_rewards)

@@ -148,6 +148,7 @@ class KTOTrainer(PreferenceTrainer[KTOArguments]):
         if self._resume_from is None or not path.exists():  # fit compares with what the checkpoint was trained on
             self.claim_folder(self._folder.name)
         if path.exists():
+            self.log_dropped(self._folder)
             return list(read_trajectories(path))
         args = self.args
         tasks, expert = self.demonstrations()
@@ -156,7 +157,7 @@ class KTOTrainer(PreferenceTrainer[KTOArguments]):
         wins = [trajectory for trajectory in sampled if trajectory.won and untrainable_reason(trajectory) is None]
         failures = [pair.rejected for pair in pairs]
         dropped["won"] -= len(wins)
-        self.log({f"dropped_{reason}": n for reason, n in sorted(dropped.items()) if n})
+        self.log_dropped(self._folder, dropped)
         return [*expert, *wins, *failures]
 
     def train_pairs(self, pairs: Sequence[Pair]) -> None:

@@ -34,7 +34,8 @@ from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.base import Item, Metrics, Trainer
-from agentgym_tlm.trainers.collect import sampled_turns, score_together
+from agentgym_tlm.trainers.collect import draw_tasks, sampled_turns, score_together
+from agentgym_tlm.trainers.groups import Array, Penalized, penalties
 from agentgym_tlm.trainers.policy_gradient import Aggregation, clipped_loss, k3
 from agentgym_tlm.trajectory import StopReason, Trajectory, read_trajectories, write_trajectories
 
@@ -77,7 +78,9 @@ class OnlineArguments(TrainingArguments):
     reward_scale: float = 10.0
     """Reward of a success: the environment's rewards are multiplied by it."""
     invalid_action_penalty: float = 0.1
-    """Taken off for every turn whose action the environment refused or could not be read."""
+    """Taken off for every turn with an invalid action."""
+    penalized: Penalized = "malformed"
+    """Which actions are invalid: those in a response that breaks the prompt format, or also those that are refused."""
     epsilon: float = 0.2
     """How far the ratio of new to old probability may fall before the gradient stops."""
     epsilon_high: float | None = None
@@ -142,6 +145,10 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
         self._env_steps: dict[int, int] = {}  # of each iteration
         self._mismatch = torch.zeros(2, device=self.accelerator.device)  # sum of k3 over the first update, its tokens
 
+    def penalties(self, episode: Trajectory) -> Array:
+        """[turns] what the turns of an episode pay for invalid actions."""
+        return penalties(episode, self.args.invalid_action_penalty, self.args.penalized)
+
     @abstractmethod
     def examples(self, episodes: Sequence[Trajectory]) -> list[Example]:
         """What is learnt from an iteration's episodes: in their order, each token with its advantage."""
@@ -205,6 +212,7 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
         if self._resume_from is None or not path.exists():
             self.claim_folder(folder.name)
         if path.exists():
+            self.log_dropped(folder)
             return list(read_trajectories(path))
         sampled = self.sample_to(
             folder / "sampled.jsonl",
@@ -216,11 +224,10 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
         finished = [trajectory for trajectory in sampled if trajectory.stop_reason is not StopReason.ABORTED]
         episodes, dropped = select_trainable(finished)
         dropped["aborted"] = len(sampled) - len(finished)
-        counts = {f"dropped_{reason}": count for reason, count in sorted(dropped.items()) if count}
+        self.log_dropped(folder, dropped)
         if not episodes:
+            counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()) if count)
             raise ConfigError(f"none of {len(sampled)} sampled episodes can be learnt from: {counts}")
-        if counts:
-            self.log(counts)
         episodes = self._scored(episodes) if args.beta else episodes
         if self.accelerator.is_main_process:
             write_trajectories(path, episodes)
@@ -243,12 +250,9 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
         )
 
     def _groups(self, iteration: int) -> list[str]:
-        """The tasks of an iteration; every task comes up once before one comes up again, save for a remainder."""
+        """The tasks of an iteration."""
         tasks = self.envs.manifest("train").take(self.args.num_tasks)
-        size = min(self.args.tasks_per_iteration, len(tasks))
-        epoch, place = divmod(iteration, len(tasks) // size)
-        order = np.random.default_rng([self.args.seed, epoch]).permutation(len(tasks))
-        return [tasks[i] for i in order[place * size : (place + 1) * size]]
+        return draw_tasks(tasks, self.args.tasks_per_iteration, iteration, self.args.seed)
 
     def _scored(self, episodes: Sequence[Trajectory]) -> list[Trajectory]:
         model: Any = self.policy.model if self._reference is None else self._reference

@@ -44,7 +44,7 @@ from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.ranges import check_ranges
 from agentgym_tlm.trainers.base import Metrics
-from agentgym_tlm.trainers.groups import Array, invalid
+from agentgym_tlm.trainers.groups import Array
 from agentgym_tlm.trainers.online import OnlineArguments, OnlineTrainer
 from agentgym_tlm.trainers.policy_gradient import Aggregation, aggregate
 from agentgym_tlm.trajectory import Trajectory
@@ -64,7 +64,7 @@ class PPOArguments(OnlineArguments):
     reward_scale: float = 1.0
     """Reward of a success: the environment's rewards are multiplied by it."""
     invalid_action_penalty: float = 0.01
-    """Taken off for every turn whose action the environment refused or could not be read."""
+    """Taken off for every turn with an invalid action."""
     beta: float = 0.01
     """Weight of the KL divergence from the policy as it was given; 0: no reference."""
     kl_in: Literal["reward", "loss"] = "reward"
@@ -134,12 +134,12 @@ def episode_advantages(
     return advantages, advantages + values
 
 
-def turn_rewards(episode: Trajectory, args: PPOArguments) -> Array:
-    """[T] rewards of an episode's turns; with ``single_turn`` credit each has the whole return and its own penalty."""
+def turn_rewards(episode: Trajectory, paid: Array, args: PPOArguments) -> Array:
+    """[T] rewards of an episode's turns, or for each the whole return (``single_turn``), less what was ``paid``."""
     rewards = np.array([turn.reward for turn in episode.turns])
     if args.credit == "single_turn":
         rewards = np.full(len(rewards), rewards.sum())
-    return args.reward_scale * rewards - args.invalid_action_penalty * invalid(episode)
+    return args.reward_scale * rewards - paid
 
 
 class PPOTrainer(OnlineTrainer[PPOArguments]):
@@ -205,7 +205,7 @@ class PPOTrainer(OnlineTrainer[PPOArguments]):
         if args.beta and args.kl_in == "reward":
             costs = args.beta * (example.flat("old_logprobs") - example.flat("ref_logprobs"))
         advantages, returns = episode_advantages(
-            turn_rewards(episode, args), costs, values, example.flat("turn_ids"), args
+            turn_rewards(episode, self.penalties(episode), args), costs, values, example.flat("turn_ids"), args
         )
         return advantages, returns, values
 

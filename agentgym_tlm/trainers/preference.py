@@ -138,8 +138,9 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
             self.state.iteration += 1
 
     def train_iteration(self) -> None:
-        """Sample, pair, learn, once."""
-        self.train_pairs(self.collect())
+        """Sample, pair, learn, once; nothing is learnt where a policy that has learnt before leaves no pair."""
+        if pairs := self.collect():
+            self.train_pairs(pairs)
 
     def collect(self) -> list[Pair]:
         """Scored pairs of the current iteration, from the run folder if they are there already."""
@@ -149,20 +150,24 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
             return read_pairs(folder)  # fit compares them with what the checkpoint was trained on
         self.claim_folder(self._folder.name)
         if folder.exists():
+            self.log_dropped(self._folder)
             return read_pairs(folder)
         tasks, expert = self.demonstrations()
         pairs, dropped = self.build(tasks, expert)
-        self.log({f"dropped_{reason}": n for reason, n in sorted(dropped.items())})
-        if not pairs:
+        self.log_dropped(self._folder, dropped)
+        if not pairs and self.state.step == 0:
             raise ConfigError(_no_pair(dropped))
         return pairs
 
+    def tasks(self) -> list[str]:
+        """The training tasks of the current iteration."""
+        return training_tasks(self.envs, self.args.num_tasks, self.expert_episodes)
+
     def demonstrations(self) -> tuple[list[str], list[Trajectory]]:
         """The training tasks, and the expert's wins on them as far as they fit into the policy's context."""
-        args, given = self.args, self.expert_episodes
-        tasks = training_tasks(self.envs, args.num_tasks, given)
+        tasks, given = self.tasks(), self.expert_episodes
         path = self.output_dir / "expert.jsonl"
-        played = expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=args.seed, given=given)
+        played = expert_play(self.accelerator, self.policy, self.envs, tasks, path, seed=self.args.seed, given=given)
         return tasks, within_context(played, self.policy.max_context)
 
     def build(self, tasks: Sequence[str], expert: Sequence[Trajectory]) -> tuple[list[Pair], Counter[str]]:
@@ -176,7 +181,7 @@ class PreferenceTrainer(Trainer[PreferenceArgsT]):
         return build_pairs(expert, sampled, max_pairs_per_task=self.args.max_pairs_per_task, **self.filters)
 
     @property
-    def filters(self) -> dict[str, int | None]:
+    def filters(self) -> dict[str, Any]:
         """Options of :func:`build_pairs` by which it leaves out or shortens failures."""
         names = ("max_repeats", "max_rejected_tokens", "max_extra_turns")
         return {name: getattr(self.args, name) for name in names}

@@ -58,9 +58,13 @@ class RLOOTrainer(GroupTrainer[RLOOArguments]):
 
     def advantages(self, group: Sequence[Trajectory]) -> list[Array]:
         args = self.args
-        scores = [
-            turn_scores(episode, args.reward_scale, args.invalid_action_penalty, args.baseline_over)
-            - (args.beta * sequence_kl(episode) if args.beta and args.kl_in == "reward" else 0.0)
+        in_reward = args.beta if args.kl_in == "reward" else 0.0
+        returns = [
+            args.reward_scale * episode.episode_return - (in_reward * sequence_kl(episode) if in_reward else 0.0)
             for episode in group
+        ]
+        scores = [
+            turn_scores(value, self.penalties(episode), args.baseline_over)
+            for value, episode in zip(returns, group, strict=True)
         ]
         return relative_to_group(scores, args.baseline_over, std=args.scale_rewards, leave_one_out=True)

@@ -96,9 +96,7 @@ class Sharding:
         """What to prepare and train so that ``model`` learns: it or, to be shared out, a copy, in its wrapper."""
         if not self.on:
             return wrap(model)
-        trained = copy.deepcopy(model).to(self.accelerator.device)
-        if self.args.mixed_precision != "no":
-            trained.float()
+        trained = copy.deepcopy(model).to(self.accelerator.device).float()
         module = wrap(trained)
         cast: Any = self.autocast()
         module.forward = cast(module.forward)

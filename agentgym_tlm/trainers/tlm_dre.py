@@ -31,11 +31,16 @@ Deviations and choices where the paper leaves one:
    chose 0.9 by eye from their histogram.
 7. Schedule (10% warm-up, then constant), batch of 32 and beta = 0.1 are ETO's; the paper gives none of them.
 8. With ``num_iterations`` > 1 the failures are sampled anew from the current policy, while π_ref stays the SFT policy.
+   An iteration in which nothing is left to pair is passed over.
+9. ``pairing="group"`` is the online form that the paper leaves open: y_w is a win of the same group as the failure y_l,
+   of the episodes, that is, that the current policy sampled on one task in one iteration; the group's wins take turns.
+   Where a group has no win, y_w is the expert's. ``tasks_per_iteration`` draws fresh tasks for every iteration.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -47,15 +52,17 @@ from torch.nn.functional import logsigmoid
 
 from agentgym_tlm.batch import Example, TurnBatch
 from agentgym_tlm.errors import ConfigError
-from agentgym_tlm.pairs import Pair, turn_confidence
-from agentgym_tlm.ranges import check_ranges
+from agentgym_tlm.pairs import Pair, build_pairs, turn_confidence
+from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.trainers.base import Item, Metrics
+from agentgym_tlm.trainers.collect import draw_tasks
 from agentgym_tlm.trainers.preference import PreferenceArguments, PreferenceTrainer
 from agentgym_tlm.trajectory import Trajectory
 
 Kernel = Literal["ukl", "lsif", "bkl", "basu"]
 Reduction = Literal["token_mean", "turn_mean", "sum"]
 Coefficient = Literal["full", "turn_local", "none"]
+Pairing = Literal["expert", "group"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +97,10 @@ class TLMDREArguments(PreferenceArguments):
     """Count the end-of-turn token in the confidence."""
     z_clip: float = 10.0
     """Exponents are extrapolated linearly beyond this value."""
+    pairing: Pairing = "expert"
+    """Whose win a failure is paired with; group: one sampled beside it, the expert's if there is none."""
+    tasks_per_iteration: int | None = None
+    """Training tasks that an iteration plays, others than the last one did; None: all of num_tasks."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,7 +110,10 @@ class TLMDREArguments(PreferenceArguments):
             p_pivot="[0, 1]",
             p_pivot_quantile="[0, 1]",
             z_clip="(0, inf]",
+            tasks_per_iteration=COUNT,
         )
+        if self.pairing == "group" and self.samples_per_task < 2:
+            raise ConfigError('pairing="group" looks for a win beside a failure: samples_per_task must be at least 2')
         if not 0.0 <= self.omega_lower <= self.omega_upper <= 1.0:
             raise ConfigError(
                 f"omega_lower={self.omega_lower} and omega_upper={self.omega_upper} must be in [0, 1], in this order"
@@ -204,6 +218,14 @@ class TLMDRETrainer(PreferenceTrainer[TLMDREArguments]):
     @property
     def include_end_of_turn(self) -> bool:
         return self.args.include_end_of_turn
+
+    def tasks(self) -> list[str]:
+        tasks, size = super().tasks(), self.args.tasks_per_iteration
+        return tasks if size is None else draw_tasks(tasks, size, self.state.iteration, self.args.seed)
+
+    def pair(self, expert: Sequence[Trajectory], sampled: Sequence[Trajectory]) -> tuple[list[Pair], Counter[str]]:
+        limit, group = self.args.max_pairs_per_task, self.args.pairing == "group"
+        return build_pairs(expert, sampled, max_pairs_per_task=limit, within_group=group, **self.filters)
 
     def items(self, pairs: Sequence[Pair]) -> list[Item]:
         pivot = self.pivot(pairs)

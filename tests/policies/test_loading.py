@@ -84,6 +84,7 @@ def test_weights_that_are_no_numbers_are_an_error(saved: Path, temperature: floa
 
 def test_loading_and_saving_show_no_bar(saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Three lines of example code should print what they print; the caller's own setting is left alone."""
+    logging.enable_progress_bar()  # the command line has none
     LanguageModelPolicy.load(saved, device="cpu").save(tmp_path)
     assert capfd.readouterr().err == ""
     assert logging.is_progress_bar_enabled()

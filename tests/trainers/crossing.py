@@ -7,7 +7,9 @@ is one that is wrong about one colour and one material: who imitates both expert
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from agentgym_tlm.envs.registration import register
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.policies.tiny import TINY_FORMAT, build_tiny, tokenizer_texts
+from agentgym_tlm.prompt import PromptFormat
 from agentgym_tlm.rollout import rollout
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
 
@@ -147,20 +150,30 @@ class _Expert:
 register("Crossing-v0", "tests.trainers.crossing:Crossing", max_episode_steps=4)
 
 ENVS = EnvArgs(env="Crossing-v0")
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def sft_policy(folder: Path) -> LanguageModelPolicy:
+@cache
+def sft_folder() -> Path:
+    """Where :func:`sft_policy` is saved, trained once in a process."""
+    folder = tempfile.TemporaryDirectory(prefix="crossing-")
+    _FOLDERS.append(folder)  # gone with the process
+    sft_policy(Path(folder.name)).save(Path(folder.name) / "policy")
+    return Path(folder.name) / "policy"
+
+
+def sft_policy(folder: Path, format: PromptFormat = TINY_FORMAT, epochs: int = 30) -> LanguageModelPolicy:
     """A tiny policy that imitates two confused experts and one who is not: greedily it fails 7 of the 16 tasks."""
     right, wrong = (
-        rollout(ExpertPolicy(format=TINY_FORMAT), "Crossing-v0", env_kwargs={"confused": confused})
+        rollout(ExpertPolicy(format=format), "Crossing-v0", env_kwargs={"confused": confused})
         for confused in (False, True)
     )
-    texts = tokenizer_texts([*right, *wrong])
-    policy = build_tiny(texts, hidden_size=32, layers=2, max_context=128, max_new_tokens=16)
+    texts = tokenizer_texts([*right, *wrong], format)
+    policy = build_tiny(texts, hidden_size=32, layers=2, max_context=128, max_new_tokens=16, format=format)
     args = SFTArguments(
         output_dir=str(folder),
         learning_rate=1e-2,
-        num_train_epochs=30,
+        num_train_epochs=epochs,
         per_device_train_batch_size=16,
         weight_decay=0.01,
         save_steps=None,

@@ -18,7 +18,13 @@ from accelerate.utils import set_seed
 
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError
-from agentgym_tlm.trainers.checkpoint import latest_checkpoint, preserved_rng, replaced_folder
+from agentgym_tlm.trainers.checkpoint import (
+    TrainerState,
+    cut_metrics,
+    latest_checkpoint,
+    preserved_rng,
+    replaced_folder,
+)
 from agentgym_tlm.trainers.sft import SFTArguments, SFTTrainer
 from tests.trainers.toys import episode, tiny_policy
 from tests.trainers.worker import main
@@ -122,6 +128,33 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     for mine, theirs in zip(again.policy.model.parameters(), trainer.policy.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert (tmp_path / "metrics.jsonl").read_text() == lines
+
+
+@pytest.mark.parametrize(
+    ("iteration", "step", "kept"),
+    [
+        (0, 0, [(0, 0)]),
+        (0, 2, [(0, 0), (0, 1), (0, 2)]),
+        (1, 2, [(0, 0), (0, 1), (0, 2), (1, 2)]),
+        (1, 3, [(0, 0), (0, 1), (0, 2), (1, 2), (1, 3)]),
+        (3, 3, [(0, 0), (0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (3, 3)]),
+    ],
+)
+def test_metrics_behind_the_checkpoint_are_cut(
+    iteration: int, step: int, kept: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    """An iteration begins with lines of the last one's step; the third here learnt nothing, and the last is half."""
+    path = tmp_path / "metrics.jsonl"
+    lines = [(0, 0), (0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (3, 3), (3, 4)]
+    path.write_text("".join(f'{{"step": {step}, "iteration": {iteration}}}\n' for iteration, step in lines) + '{"st')
+    cut_metrics(path, TrainerState(iteration=iteration, step=step))
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["iteration"], line["step"]) for line in found] == kept
+
+
+def test_no_metrics_are_no_error(tmp_path: Path) -> None:
+    cut_metrics(tmp_path / "metrics.jsonl", TrainerState())
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_complete_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> None:

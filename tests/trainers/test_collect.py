@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import CheckpointError, ConfigError
 from agentgym_tlm.pairs import read_pairs, score_pairs
-from agentgym_tlm.trainers.collect import sampled_turns, sampling_at
+from agentgym_tlm.trainers.collect import draw_tasks, sampled_turns, sampling_at
+from agentgym_tlm.trainers.methods import METHODS
 from agentgym_tlm.trainers.tlm_dre import TLMDREArguments, TLMDRETrainer
 from agentgym_tlm.trajectory import StopReason, read_trajectories, write_trajectories
 from tests import toy_env
@@ -117,6 +119,35 @@ def test_collected_data_of_another_run_is_refused(tmp_path: Path) -> None:
         next(other.policy.model.parameters()).add_(0.01)
     with pytest.raises(CheckpointError, match="another policy"):
         other.train()
+
+
+@pytest.mark.parametrize("kind", ["tlm-dre", "kto"])
+def test_attempt_that_is_begun_again_logs_what_was_left_out(kind: str, tmp_path: Path) -> None:
+    """Its pairs are there already, and nothing but the counts says why there are not more."""
+    found: list[list[dict[str, float]]] = []
+    for _ in range(2):
+        arguments, trainer = METHODS[kind]
+        args = arguments(output_dir=str(tmp_path), max_steps=1, save_steps=None)
+        envs = EnvArgs(env="Toy-v0", max_episode_steps=9, env_kwargs={"fail_on": "lamp-study-hall"})
+        trainer(toy_env.tiny_policy(max_new_tokens=4), envs, args).train()
+        lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        found.append([line for line in lines if any(name.startswith("dropped_") for name in line)])
+    assert found[0] == found[1]
+    assert [line["dropped_env_error"] for line in found[0]] == [1]
+
+
+@pytest.mark.parametrize(("size", "per_epoch"), [(3, 3), (4, 2), (10, 1), (99, 1)])
+def test_tasks_come_up_once_before_one_comes_again(size: int, per_epoch: int) -> None:
+    """But for a remainder; in another order every time, and the same for the same seed."""
+    tasks = [f"task{i}" for i in range(10)]
+    drawn = [draw_tasks(tasks, size, iteration, seed=5) for iteration in range(2 * per_epoch)]
+    epochs = [[task for each in half for task in each] for half in (drawn[:per_epoch], drawn[per_epoch:])]
+    for epoch in epochs:
+        assert len(epoch) == len(set(epoch)) == min(size, 10) * per_epoch
+        assert set(epoch) <= set(tasks)
+    assert epochs[0] != epochs[1]
+    assert drawn == [draw_tasks(tasks, size, iteration, seed=5) for iteration in range(2 * per_epoch)]
+    assert drawn[0] != draw_tasks(tasks, size, 0, seed=6)
 
 
 @pytest.mark.parametrize("temperature", [-1.0, float("nan")])

@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from agentgym_tlm.batch import Example, TurnBatch, collate
-from agentgym_tlm.logprobs import token_logprobs
+from agentgym_tlm.logprobs import TokenLogprobs, token_logprobs
 from agentgym_tlm.pairs import score_reference
 from agentgym_tlm.policies.tiny import build_tokenizer
 from agentgym_tlm.trainers.dpo import dpo_loss
 from agentgym_tlm.trainers.kto import kto_loss, mismatched
+from agentgym_tlm.trainers.policy_gradient import Aggregation, clipped_loss
 from agentgym_tlm.trainers.sft import sft_loss
 from agentgym_tlm.trajectory import Trajectory
 from tests.trainers.toys import VOCAB, episode, tiny_model
@@ -47,17 +50,17 @@ def scored_batch(reference: Any, *sides: list[Trajectory]) -> TurnBatch:
     return collate(*[[Example.from_trajectory(t) for t in score_reference(reference, side)] for side in sides])
 
 
-def compare(mine: Tensor, theirs: Tensor, model: Any) -> None:
+def compare(mine: Tensor, theirs: Tensor, model: Any, atol: float = 1e-6) -> None:
     """Loss and gradient with respect to every weight."""
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
     gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in (mine, theirs)]
     for found, expected in zip(*gradients, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=atol)
 
 
 def trainer(kind: str, folder: Path, model: Any, rows: list[dict[str, Any]], **options: Any) -> Any:
     """TRL's trainer of that kind; the texts of ``rows`` are only there for it to begin."""
-    reference = {"ref_model": options.pop("ref_model")} if "ref_model" in options else {}
+    given = {name: options.pop(name) for name in ("ref_model", "reward_funcs") if name in options}
     args = getattr(trl, f"{kind}Config")(
         output_dir=str(folder),
         report_to=[],
@@ -69,7 +72,7 @@ def trainer(kind: str, folder: Path, model: Any, rows: list[dict[str, Any]], **o
     tokenizer = build_tokenizer(["a b c"])
     dataset = datasets.Dataset.from_list(rows)
     made = getattr(trl, f"{kind}Trainer")(
-        model=model, args=args, train_dataset=dataset, processing_class=tokenizer, **reference
+        model=model, args=args, train_dataset=dataset, processing_class=tokenizer, **given
     )
     made.model.eval()
     return made
@@ -131,6 +134,59 @@ def test_kto(kind: str, tmp_path: Path) -> None:
     ]
     compare(mine, theirs.compute_loss(model, theirs.data_collator(examples)), model)
     assert theirs._metrics["eval"]["kl"] == [pytest.approx(z_ref.item(), abs=1e-5)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("loss_type", "aggregation"), [("grpo", "sequence_mean"), ("bnpo", "token_mean"), ("dapo", "token_mean")]
+)
+def test_grpo(kind: str, loss_type: str, aggregation: Aggregation, tmp_path: Path) -> None:
+    """With clips on both sides, TRL's delta for the dual clip, k3, and a temperature; old log-probs are off by 0.4."""
+    model, reference = models(kind)
+    temperature, scored = 0.7, score_reference(reference, [*CHOSEN, *REJECTED], temperature=0.7)
+    examples = [Example.from_trajectory(each) for each in scored]
+    module = TokenLogprobs(model, temperature=temperature)
+    plain = collate(examples)
+    new = module(plain.input_ids, plain.loss_mask, plain.groups)
+    torch.manual_seed(0)
+    sizes = [example.loss_tokens for example in examples]
+    old = (new.detach() + 0.4 * torch.randn(len(new))).split(sizes)
+    advantages = torch.randn(len(examples))
+    batch = collate(
+        [
+            example.with_token_values(old_logprobs=values.numpy(), advantages=np.full(len(values), float(advantage)))
+            for example, values, advantage in zip(examples, old, advantages, strict=True)
+        ]
+    )
+    mine, metrics = clipped_loss(
+        new, batch, epsilon=0.2, epsilon_high=0.3, dual_clip=1.5, beta=BETA, aggregation=aggregation
+    )
+    assert 0.2 < metrics["clip_fraction"] < 0.8
+    options = {"epsilon": 0.2, "epsilon_high": 0.3, "delta": 1.5, "temperature": temperature, "beta": 0.0}
+    theirs = trainer(
+        "GRPO",
+        tmp_path,
+        model,
+        [{"prompt": "a"}] * len(examples),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        loss_type=loss_type,
+        use_bias_correction_kl=False,  # which weights k3 with the ratio (DeepSeek-V3.2); GRPO does not
+        **options,
+    )
+    theirs.beta = BETA  # as an option it would make TRL look for the reference model on disk
+    inputs: dict[str, Tensor] = {
+        "advantages": advantages,
+        "old_per_token_logps": pad_sequence(old, batch_first=True),
+        "ref_per_token_logps": pad_sequence(batch.flat(batch.ref_logprobs).split(sizes), batch_first=True),
+        "num_items_in_batch": torch.tensor(sum(sizes)),
+    }
+    for name, side in (("prompt", "left"), ("completion", "right")):
+        parts = [torch.tensor(both[name == "completion"]) for both in map(ids, scored)]
+        padded: dict[str, Any] = {"batch_first": True, "padding_side": side}
+        inputs[f"{name}_ids"] = pad_sequence(parts, **padded)
+        inputs[f"{name}_mask"] = pad_sequence([torch.ones_like(part) for part in parts], **padded)
+    compare(mine, theirs._compute_loss(model, inputs), model, atol=1e-5)
+    assert theirs._metrics["eval"]["clip_ratio/region_mean"][0] > 0.2
 
 
 def test_tokenizer_is_smaller_than_the_models() -> None:

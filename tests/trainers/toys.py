@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -87,3 +88,26 @@ def episode(
         stop_reason=StopReason.WON if won else StopReason.MAX_STEPS,
         sequences=sequences,
     )
+
+
+def played(
+    rewards: Sequence[float],
+    *,
+    valid: Sequence[bool] | None = None,
+    observations: Sequence[str] | None = None,
+    lengths: Sequence[int] | None = None,
+    task: str = "task",
+    seed: int = 0,
+    windowed: bool = False,
+) -> Trajectory:
+    """An episode of a group, as it was sampled: a turn per reward, of so many tokens (2), with made-up log-probs."""
+    sizes = list(lengths or [2] * len(rewards))
+    trajectory = episode([(3, size) for size in sizes], seed=seed, task=task, won=sum(rewards) > 0, windowed=windowed)
+    trajectory.group_id = task
+    rng = np.random.default_rng(100 + seed)
+    for i, (turn, reward, size) in enumerate(zip(trajectory.turns, rewards, sizes, strict=True)):
+        turn.reward = reward
+        turn.action_valid = turn.well_formed = valid is None or valid[i]
+        turn.observation = f"o{i}" if observations is None else observations[i]
+        turn.logprobs, turn.ref_logprobs = (-rng.uniform(0.2, 3.0, size).round(3)).tolist(), None
+    return trajectory

@@ -90,6 +90,7 @@ def test_hanging_java_is_ended() -> None:
     env = started(backend="isolated", timeout=5)
     pid = env._simulator.pid
     os.kill(pid, signal.SIGSTOP)
+    assert eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     with pytest.raises(EnvironmentFailureError, match="no answer within 5 s"):
         env.step("look around")
     assert eventually(lambda: not exists(pid))

@@ -1,0 +1,95 @@
+"""What a report reads from run folders: names, variants, turn logs, and the weights that turns had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentgym_tlm.errors import DataError
+from agentgym_tlm.report.runs import Run, read_runs, variants
+from agentgym_tlm.trajectory import write_trajectories
+from tests.report.folders import episode, pair, run_folder
+
+
+def test_what_is_no_run_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="it has no config"):
+        read_runs([tmp_path])
+    with pytest.raises(DataError, match="at least one"):
+        read_runs([])
+
+
+def test_names_are_as_short_as_they_can_be_told_apart(tmp_path: Path) -> None:
+    """Cells of a comparison are all called seed-0; a path of six folders before each would fill the page."""
+    folders = [run_folder(tmp_path / name) for name in ("dpo/seed-0", "dil/seed-0", "single")]
+    assert [run.name for run in read_runs([*folders, folders[0]])] == ["dpo/seed-0", "dil/seed-0", "single"]
+
+
+def test_runs_are_told_apart_by_the_options_that_differ(tmp_path: Path) -> None:
+    """A search over omega_lower is four lines with four names, and its seeds are one."""
+    runs = read_runs(
+        [
+            run_folder(tmp_path / "a", omega_lower=0.2, save_steps=10),
+            run_folder(tmp_path / "b", omega_lower=0.6, save_steps=20),
+            run_folder(tmp_path / "c", omega_lower=0.6, seed=1),
+            run_folder(tmp_path / "d", "dpo"),
+        ]
+    )
+    assert list(variants(runs).values()) == [
+        "tlm-dre (omega_lower 0.2)",
+        "tlm-dre (omega_lower 0.6)",
+        "tlm-dre (omega_lower 0.6)",
+        "dpo",
+    ]
+
+
+def test_logs_are_those_of_evaluations_pairs_training_and_expert(tmp_path: Path) -> None:
+    run = Run(run_folder(tmp_path / "run", pairs=[pair(), pair()]), "run")
+    assert [(log.kind, log.label, log.name, log.size) for log in run.logs()] == [
+        ("evaluation", "sft", "sft-valid_seen", 4),
+        ("evaluation", "tlm-dre", "tlm-dre-valid_seen", 4),
+        ("pair", "tlm-dre", "pairs, iteration 0", 2),
+        ("expert", "expert", "expert", 1),
+    ]
+    online = Run(run_folder(tmp_path / "online", "grpo"), "online")
+    for i in (10, 9):
+        write_trajectories(online.folder / "grpo" / f"iteration-{i}" / "episodes.jsonl", [episode(["put lamp"])])
+    assert [log.name for log in online.logs() if log.kind == "training"] == ["iteration 9", "iteration 10"]
+
+
+def test_a_limit_takes_evenly_spaced_episodes(tmp_path: Path) -> None:
+    """The first hundred of an ALFWorld log are all of one task type."""
+    write_trajectories(
+        tmp_path / "trajectories" / "log.jsonl", [episode(["put lamp"], task=str(i), tokens=False) for i in range(10)]
+    )
+    (tmp_path / "config.yaml").write_text("policy: expert\n")
+    (log,) = Run(tmp_path, "run").logs()
+    assert [t.task_id for (t,) in log.read(3)] == ["0", "3", "6"]
+    assert len(list(log.read(None))) == 10
+
+
+def test_turn_weights_are_those_of_the_training(tmp_path: Path) -> None:
+    """By the pivot that the training logged, which a quantile may have set; the boundary itself weighs omega_upper."""
+    pairs = [pair()]
+    given = Run(run_folder(tmp_path / "given", pairs=pairs, p_pivot=0.92, omega_lower=0.4), "given")
+    (chosen, rejected), pivot = (pairs[0].chosen, pairs[0].rejected), given.pivot(0)
+    assert pivot == 0.92
+    assert [given.weight(turn, "rejected", pivot) for turn in rejected.turns] == [0.4, 1.0, 1.0]
+    assert [given.weight(turn, "chosen", pivot) for turn in chosen.turns] == [0.4, 0.4]
+    logged = Run(run_folder(tmp_path / "logged", metrics=[{"step": 0, "iteration": 0, "p_pivot": 0.3}]), "logged")
+    assert logged.pivot(0) == 0.3
+    one_side = Run(run_folder(tmp_path / "one", weight_side="rejected"), "one")
+    assert [one_side.weight(turn, "chosen", 0.9) for turn in chosen.turns] == [1.0, 1.0]
+    other = Run(run_folder(tmp_path / "dpo", "dpo"), "dpo")
+    assert other.weight(chosen.turns[0], "chosen", other.pivot(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"), [("expert", "expert"), ("runs/a/tlm-dre/policy", "tlm-dre"), ("org/model-0.5B", "model-0.5B")]
+)
+def test_an_evaluation_is_called_by_its_policy(tmp_path: Path, policy: str, name: str) -> None:
+    """A folder that `agentgym-tlm eval` wrote names no trainer."""
+    (tmp_path / "config.yaml").write_text(f"policy: {policy}\nenv: Toy-v0\n")
+    write_trajectories(tmp_path / "trajectories" / "eval-valid_seen.jsonl", [episode(["put lamp"])])
+    (log,) = Run(tmp_path, "run").logs()
+    assert (log.label, log.kind, log.run.pivot(0), log.tokenizer) == (name, "evaluation", None, None)
