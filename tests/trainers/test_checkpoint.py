@@ -69,7 +69,7 @@ def test_interrupted_run_resumes_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["sft", "dpo", "kto", "tlm-dre"])
+@pytest.mark.parametrize("trainer", ["kto", "tlm-dre"])
 def test_two_processes_equal_one(tmp_path: Path, trainer: str) -> None:
     """Twice the processes and half the accumulation give the same losses and gradients, and resumable checkpoints."""
     one, two = tmp_path / "one", tmp_path / "two"
