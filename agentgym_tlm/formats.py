@@ -192,9 +192,20 @@ def sft_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
 
 
 def dpo_row(pair: Pair, format: PromptFormat) -> dict[str, Any]:
-    """A row for TRL's DPOTrainer. Beware: its loss is on all of ``chosen`` and ``rejected``, observations included."""
+    """A row for TRL's DPOTrainer. Beware: its loss is on all of ``chosen`` and ``rejected``, observations included.
+
+    Turns that both sides were given, as those of IPR and StepAgent are, belong to the prompt.
+    """
     chosen, rejected = to_messages(pair.chosen, format), to_messages(pair.rejected, format)
-    return {"prompt": chosen[:1], "chosen": chosen[1:], "rejected": rejected[1:], "task_id": pair.chosen.task_id}
+    both = zip(pair.chosen.turns, pair.rejected.turns, strict=False)
+    given = [a.response == b.response and not (a.trainable or b.trainable) for a, b in both]
+    start = 1 + 2 * (given.index(False) if False in given else len(given))
+    return {
+        "prompt": chosen[:start],
+        "chosen": chosen[start:],
+        "rejected": rejected[start:],
+        "task_id": pair.chosen.task_id,
+    }
 
 
 def summary(broken: Sequence[BrokenRecord], shown: int = 5) -> str:

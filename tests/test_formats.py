@@ -252,6 +252,20 @@ def test_dpo_row_splits_after_the_first_message() -> None:
     assert row["task_id"] == first.task_id
 
 
+def test_dpo_row_has_given_turns_in_its_prompt() -> None:
+    """TRL would otherwise train on the turns that both sides of a step pair begin with."""
+    whole = next(each for each in expert_trajectories() if len(each.turns) > 1)
+    given = replace(whole, turns=[replace(whole.turns[0], trainable=False), *whole.turns[1:]])
+    other = replace(
+        given, turns=[given.turns[0], *(replace(turn, response="Action: wait") for turn in given.turns[1:])]
+    )
+    row = dpo_row(Pair(given, other), ReactFormat(""))
+    assert [message["role"] for message in row["prompt"]] == ["user", "assistant", "user"]
+    assert row["prompt"][1]["content"] == whole.turns[0].response
+    assert row["chosen"][0]["content"] == whole.turns[1].response
+    assert row["rejected"][0]["content"] == "Action: wait"
+
+
 def test_trl_learns_the_same_tokens(tmp_path: Path) -> None:
     """TRL's SFTTrainer, given the exported rows, has a loss on our tokens and no others."""
     trl: Any = pytest.importorskip("trl", reason="trl is not installed: pip install trl")
