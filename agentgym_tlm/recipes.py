@@ -211,7 +211,7 @@ _TINY_ONLINE: dict[str, Any] = {
     "num_iterations": 40,
     "save_steps": 40,
     "beta": 0.0,
-    "penalized": "refused",
+    "invalid_action_penalty": 0.0,  # in a group that fails as a whole it would be all there is to compare
     "drop_degenerate": True,
 }
 _TINY_METHODS: dict[str, dict[str, Any]] = {

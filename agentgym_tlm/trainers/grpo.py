@@ -9,8 +9,8 @@ over each episode's tokens first. Deviations and choices:
 
 1. R_i is ``reward_scale`` times the episode's summed rewards less ``invalid_action_penalty`` for every invalid action,
    as in verl-agent. There, an action is invalid when the response breaks the prompt format; with
-   ``penalized="refused"`` one that the environment refuses is, too. With ``scale_rewards`` the scale of the rewards
-   matters only beside the penalty.
+   ``penalized="refused"`` one that the environment refuses is, too. With ``scale_rewards`` a group that fails as a
+   whole is compared by its penalties alone, as if they were wins and losses: leave the penalty out where they are many.
 2. The standard deviation is that of a sample (n - 1), plus 1e-6, as in verl. ``scale_rewards=False`` leaves it out
    (Dr. GRPO, Liu et al., 2025, arXiv 2503.20783).
 3. ``baseline_over="turns"`` is what verl-agent does: mean and deviation are taken over all turns of the group, so that
