@@ -49,7 +49,19 @@ class ActorCritic(nn.Module):
     ) -> Tensor:
         states = list(self.actor.at_tokens(input_ids, loss_mask, groups, position_ids))
         logprobs = torch.cat([self.actor.of_tokens(hidden, targets) for hidden, targets in states])
-        if self.critic.body is not None:
-            states = list(self.actor.at_tokens(input_ids, loss_mask, groups, position_ids, body=self.critic.body))
-        values = torch.cat([self.critic(hidden) for hidden, _ in states])
+        if self.critic.body is None:
+            values = torch.cat([self.critic(hidden) for hidden, _ in states])
+        else:
+            values = self.values(input_ids, loss_mask, groups, position_ids)
         return torch.stack([logprobs, values])
+
+    def values(
+        self,
+        input_ids: Tensor,
+        loss_mask: Tensor,
+        groups: tuple[tuple[int, int, int], ...],
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """[N] values alone: no logits are computed."""
+        states = self.actor.at_tokens(input_ids, loss_mask, groups, position_ids, body=self.critic.body)
+        return torch.cat([self.critic(hidden) for hidden, _ in states])

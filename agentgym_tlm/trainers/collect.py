@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from accelerate import Accelerator
@@ -25,6 +25,9 @@ from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.ranges import check_range
 from agentgym_tlm.rollout import EpisodeKey, RolloutProgress, logged_rollout
 from agentgym_tlm.trajectory import StopReason, Trajectory, read_trajectories
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 
 def play(
@@ -133,14 +136,20 @@ def draw_tasks(tasks: Sequence[str], size: int, iteration: int, seed: int) -> li
     return [tasks[i] for i in order[place * size : (place + 1) * size]]
 
 
+def shared_out(
+    accelerator: Accelerator, items: Sequence[ItemT], work: Callable[[Sequence[ItemT]], list[ResultT]]
+) -> list[ResultT]:
+    """``work`` done on ``items``, each process its share; every process gets the results of all, in order."""
+    rank, world = accelerator.process_index, accelerator.num_processes
+    mine = work(items[len(items) * rank // world : len(items) * (rank + 1) // world])
+    return mine if world == 1 else list(gather_object(mine))
+
+
 def score_together(
     accelerator: Accelerator, model: Any, trajectories: Sequence[Trajectory], **options: Any
 ) -> list[Trajectory]:
     """:func:`score_reference` with its ``options``, each process its share; every process gets all trajectories."""
-    rank, world = accelerator.process_index, accelerator.num_processes
-    share = slice(len(trajectories) * rank // world, len(trajectories) * (rank + 1) // world)
-    mine = score_reference(model, trajectories[share], **options)
-    return mine if world == 1 else list(gather_object(mine))
+    return shared_out(accelerator, trajectories, lambda share: score_reference(model, share, **options))
 
 
 def within_context(trajectories: Sequence[Trajectory], max_context: int) -> list[Trajectory]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from agentgym_tlm.batch import Example
 from agentgym_tlm.trainers.groups import Array, Baseline, by_group, relative_to_group, turn_scores
@@ -54,14 +54,20 @@ GRPOArgsT = TypeVar("GRPOArgsT", bound=GRPOArguments)
 class GroupTrainer(OnlineTrainer[GRPOArgsT]):
     """Compares the episodes of a group with each other: no critic. See :class:`OnlineTrainer`."""
 
+    leave_one_out: ClassVar[bool] = False
+    """Whether an episode is compared with the mean of the others, or with that of all."""
+
+    def episode_return(self, episode: Trajectory) -> float:
+        """What an episode earned, before penalties."""
+        return self.args.reward_scale * episode.episode_return
+
     def advantages(self, group: Sequence[Trajectory]) -> list[Array]:
         """[turns] advantages of every episode of a group."""
         args = self.args
         scores = [
-            turn_scores(args.reward_scale * episode.episode_return, self.penalties(episode), args.baseline_over)
-            for episode in group
+            turn_scores(self.episode_return(episode), self.penalties(episode), args.baseline_over) for episode in group
         ]
-        return relative_to_group(scores, args.baseline_over, std=args.scale_rewards)
+        return relative_to_group(scores, args.baseline_over, std=args.scale_rewards, leave_one_out=self.leave_one_out)
 
     def examples(self, episodes: Sequence[Trajectory]) -> list[Example]:
         known = {

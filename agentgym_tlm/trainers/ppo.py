@@ -35,7 +35,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from agentgym_tlm.batch import Example, TurnBatch, collate
@@ -44,6 +43,7 @@ from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.ranges import check_ranges
 from agentgym_tlm.trainers.base import Metrics
+from agentgym_tlm.trainers.collect import shared_out
 from agentgym_tlm.trainers.groups import Array
 from agentgym_tlm.trainers.online import OnlineArguments, OnlineTrainer
 from agentgym_tlm.trainers.policy_gradient import Aggregation, aggregate
@@ -159,7 +159,7 @@ class PPOTrainer(OnlineTrainer[PPOArguments]):
             raise ConfigError("the critic cannot be shared out: use rloo, grpo or gigpo, or leave FSDP and DeepSpeed")
         self.critic = Critic(policy.model, args.critic).to(policy.device)
 
-    def module(self, model: torch.nn.Module) -> torch.nn.Module:
+    def module(self, model: torch.nn.Module) -> ActorCritic:
         return ActorCritic(model, self.critic, temperature=self.args.temperature)
 
     def parameter_groups(self, module: torch.nn.Module) -> list[dict[str, Any]]:
@@ -215,9 +215,7 @@ class PPOTrainer(OnlineTrainer[PPOArguments]):
         sizes = [example.loss_tokens for example in examples]
         if path.exists():
             return np.split(np.load(path), np.cumsum(sizes)[:-1])
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        mine = self._compute_values(examples[len(examples) * rank // world : len(examples) * (rank + 1) // world])
-        values: list[Array] = mine if world == 1 else list(gather_object(mine))
+        values = shared_out(self.accelerator, examples, self._compute_values)
         if self.accelerator.is_main_process:
             partial = path.with_name("values.partial.npy")
             np.save(partial, np.concatenate(values))
@@ -235,7 +233,7 @@ class PPOTrainer(OnlineTrainer[PPOArguments]):
             members = order[start : start + size]
             batch = collate([examples[i] for i in members]).to(device)
             with self.accelerator.autocast():
-                found = module(batch.input_ids, batch.loss_mask, batch.groups)[1].double().cpu()
+                found = module.values(batch.input_ids, batch.loss_mask, batch.groups).double().cpu()
             sizes = [examples[i].loss_tokens for i in members]
             values |= {i: each.numpy() for i, each in zip(members, found.split(sizes), strict=True)}
         return [values[i] for i in range(len(examples))]

@@ -18,11 +18,9 @@ is the advantage of the whole episode, that of all its tokens. Deviations and ch
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agentgym_tlm.trainers.groups import Array, relative_to_group, turn_scores
 from agentgym_tlm.trainers.grpo import GroupTrainer, GRPOArguments
 from agentgym_tlm.trajectory import Trajectory
 
@@ -52,19 +50,15 @@ def sequence_kl(episode: Trajectory) -> float:
 class RLOOTrainer(GroupTrainer[RLOOArguments]):
     """RLOO; see :class:`GroupTrainer`."""
 
+    leave_one_out = True
+
     @property
     def loss_beta(self) -> float:
         return self.args.beta if self.args.kl_in == "loss" else 0.0
 
-    def advantages(self, group: Sequence[Trajectory]) -> list[Array]:
-        args = self.args
-        in_reward = args.beta if args.kl_in == "reward" else 0.0
-        returns = [
-            args.reward_scale * episode.episode_return - (in_reward * sequence_kl(episode) if in_reward else 0.0)
-            for episode in group
-        ]
-        scores = [
-            turn_scores(value, self.penalties(episode), args.baseline_over)
-            for value, episode in zip(returns, group, strict=True)
-        ]
-        return relative_to_group(scores, args.baseline_over, std=args.scale_rewards, leave_one_out=True)
+    def episode_return(self, episode: Trajectory) -> float:
+        """What an episode earned, less its KL divergence if that counts in the reward."""
+        earned = super().episode_return(episode)
+        if self.args.beta and self.args.kl_in == "reward":
+            return earned - self.args.beta * sequence_kl(episode)
+        return earned
