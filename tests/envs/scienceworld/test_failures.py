@@ -217,7 +217,7 @@ def test_interrupt_in_the_middle_of_a_call_loses_no_reply() -> None:
         "from agentgym_tlm.errors import EnvironmentFailureError\n"
         "try: env.step('look around')\n"
         "except EnvironmentFailureError: print('failed')\n"
-        "env.reset()\n"
+        "env.reset(options={'task_id': 'lifespan-longest-lived/0'})\n"
         "print(env.step('look around')[0][:9])\n"
     )
     output, errors = program.communicate(timeout=60)
