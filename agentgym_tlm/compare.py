@@ -27,7 +27,6 @@ from typing import Any
 
 from agentgym_tlm.benchmark import LOCK_FILE, benchmark_lock, check_lock, keep_lock, read_lock
 from agentgym_tlm.cells import CELL_FILE, Cell, cell_name, finished_cells, last_outcomes
-from agentgym_tlm.config import dump, load
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import AgentGymError, ConfigError
 from agentgym_tlm.experiment import Experiment, Rollouts, Training
@@ -36,9 +35,8 @@ from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.recipes import ExperimentConfig
 from agentgym_tlm.rollout import logged_rollout
 from agentgym_tlm.suites import Suite, unknown_share
+from agentgym_tlm.takeover import resumed, share_evaluation, share_samples
 from agentgym_tlm.trainers.collect import sampled_turns, sampling_at
-from agentgym_tlm.trainers.methods import METHODS
-from agentgym_tlm.trainers.preference import PreferenceTrainer
 from agentgym_tlm.trajectory import Trajectory, read_trajectories
 from agentgym_tlm.variants import Variant
 
@@ -46,7 +44,6 @@ FAILURE_FILE = "failure.txt"
 CALIBRATION_TASKS = 64
 """Training tasks on which the length of the SFT policy's sampled episodes is measured, to plan a budget."""
 _NAMES = {"valid_seen": "seen", "valid_unseen": "unseen"}
-_SAMPLING = ("num_tasks", "tasks_per_iteration", "samples_per_task", "temperature")
 _FAILURES = (AgentGymError, OSError, RuntimeError, MemoryError)
 """What ends a cell but not the comparison; anything else is a mistake in the program."""
 
@@ -92,27 +89,46 @@ class Comparison:
         ``only`` names cells, and the imitation that they start from is done with them. Raises ConfigError as
         :meth:`check`, or when the folder holds cells of another benchmark.
         """
+        wanted = self.begin(only)
+        failures: dict[str, str] = {}
+        for seed in self.seeds:
+            failures |= self.run_seed(seed, wanted, rollouts=rollouts, training=training, report=report)
+        return failures
+
+    def begin(self, only: Sequence[str] | None = None) -> list[str]:
+        """Check everything, keep the lock, and return the cells that are wanted. Raises ConfigError as :meth:`run`."""
         self.check()
         wanted = self.names if only is None else list(only)
         if unknown := [name for name in wanted if name not in self.names]:
             raise ConfigError(f"only: there is no cell {unknown[0]}; there are {', '.join(self.names)}")
         keep_lock(self.folder, benchmark_lock(self.shared, budget=self.budget, suites=self.suites))
+        return wanted
+
+    def run_seed(
+        self,
+        seed: int,
+        wanted: Sequence[str],
+        *,
+        rollouts: Rollouts,
+        training: Training,
+        report: Callable[[str], None],
+    ) -> dict[str, str]:
+        """The wanted cells of one seed, its imitation first; see :meth:`run`."""
         failures: dict[str, str] = {}
         variants = [Variant("sft"), *(variant for variant in self.variants if variant.trainer != "sft")]
-        for seed in self.seeds:
-            names = {cell_name(variant, seed): variant for variant in variants}
-            if not any(name in wanted for name in names):
+        names = {cell_name(variant, seed): variant for variant in variants}
+        if not any(name in wanted for name in names):
+            return failures
+        for i, (name, variant) in enumerate(names.items()):
+            if name not in wanted and i > 0:
                 continue
-            for i, (name, variant) in enumerate(names.items()):
-                if name not in wanted and i > 0:
-                    continue
-                failed = self._attempt(variant, seed, rollouts, training, report)
-                if failed is not None:
+            failed = self._attempt(variant, seed, rollouts, training, report)
+            if failed is not None:
+                failures[name] = failed
+                if i == 0:  # the others start from it
+                    failures |= {other: "its SFT policy is missing" for other in names if other in wanted}
                     failures[name] = failed
-                    if i == 0:  # the others start from it
-                        failures |= {other: "its SFT policy is missing" for other in names if other in wanted}
-                        failures[name] = failed
-                        break
+                    break
         return failures
 
     def collect(self, folders: Sequence[Path]) -> list[str]:
@@ -190,13 +206,13 @@ class Comparison:
         config = replace(self._config(variant, seed), output_dir=folder)
         if variant.trainer != "sft":
             config = replace(config, sft_policy=sft / "sft" / "policy")
-            _share_evaluation(sft, folder)
+            share_evaluation(sft, folder)
         if self.budget is not None and variant.trainer != "sft":
             tasks = len(config.envs.manifest("train"))
             config = variant.within_budget(config, self.budget, self._turns_per_episode(sft, seed, rollouts), tasks)
         if before is None:
-            _share_samples(variant, config, folder)
-            config = _resumed(config)
+            share_samples(variant, config, folder)
+            config = resumed(config)
             Experiment(config, rollouts=rollouts, training=training).run()
         policy = LanguageModelPolicy.load(folder / variant.trainer / "policy")
         evaluated = {_NAMES.get(split, split) for split in config.evaluation.splits}
@@ -278,58 +294,3 @@ class Comparison:
                 seed=seed,
                 progress=progress,
             )
-
-
-def _share_evaluation(sft: Path, folder: Path) -> None:
-    """Give a new cell the evaluation of the SFT policy, which is not to be played again."""
-    target = folder / "trajectories"
-    if not target.exists():
-        partial = folder / "trajectories.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        for log in (sft / "trajectories").glob("sft-*.jsonl"):
-            shutil.copy(log, partial)
-        partial.rename(target)
-
-
-def _share_samples(variant: Variant, config: ExperimentConfig, folder: Path) -> None:
-    """Give a new cell the episodes that another one sampled with the same policy, tasks and temperature.
-
-    They would be its own: in the first iteration, trainers of pairs differ only in what they learn from these.
-    """
-    if not _samples_pairs(variant.trainer) or (folder / variant.trainer).exists():
-        return
-    for source, cell in finished_cells(folder.parent.parent):
-        other = Variant.parse(cell.trainer).trainer
-        if source.parent != folder.parent or not _samples_pairs(other):
-            continue
-        method = load(ExperimentConfig.with_trainer(other)(), source / "config.yaml").method
-        if any(getattr(method, name, None) != getattr(config.method, name, None) for name in _SAMPLING):
-            continue
-        partial = folder / "samples.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        (partial / "iteration-0").mkdir(parents=True)
-        for log in ("expert.jsonl", "iteration-0/sampled.jsonl"):
-            if (source / other / log).exists():
-                shutil.copy(source / other / log, partial / log)
-        partial.rename(folder / variant.trainer)
-        return
-
-
-def _samples_pairs(trainer: str) -> bool:
-    kind = METHODS[trainer].trainer if trainer in METHODS else None
-    steps = ("train_iteration", "collect", "build")
-    return (
-        kind is not None
-        and issubclass(kind, PreferenceTrainer)
-        and all(getattr(kind, step) is getattr(PreferenceTrainer, step) for step in steps)
-    )
-
-
-def _resumed(config: ExperimentConfig) -> ExperimentConfig:
-    """Going on with the cell's folder if it was begun, wherever the comparison's folder is now."""
-    file = config.run_dir / "config.yaml"
-    if not file.exists():
-        return config
-    write_text(file, dump(replace(load(config, file), sft_policy=config.sft_policy)))
-    return replace(config, resume=True)

@@ -291,6 +291,13 @@ def _with_trainer(kind: Hashable, trainer: str) -> Any:
         arguments = METHODS[trainer].arguments
         added.append((option_group(trainer), arguments, field(default_factory=arguments)))
     assert isinstance(kind, type)
-    made = make_dataclass(kind.__name__, added, bases=(kind,), frozen=True, kw_only=True)
+    pickled = {
+        "__reduce__": lambda self: (_restored, (kind, trainer, {f.name: getattr(self, f.name) for f in fields(self)}))
+    }
+    made = make_dataclass(kind.__name__, added, bases=(kind,), frozen=True, kw_only=True, namespace=pickled)
     made.__doc__ = kind.__doc__
     return made
+
+
+def _restored(kind: Hashable, trainer: str, options: Mapping[str, Any]) -> Any:
+    return _with_trainer(kind, trainer)(**options)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +138,40 @@ def test_a_cell_that_was_cut_off_goes_on(finished: Path, tmp_path: Path) -> None
     assert compare(folder, "--trainers", "sft", "dpo", "--seeds", "0", "--suites", "put") == 0
     assert replace(Cell.read(cell), seconds=expected.seconds) == expected
     assert (cell / "dpo" / "iteration-0" / "sampled.jsonl").stat().st_mtime_ns >= sampled
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_seeds_side_by_side_come_to_the_same_results(finished: Path, tmp_path: Path) -> None:
+    """Also after a kill, with which every process ends: else the next call would work on the same cells beside it."""
+    folder = tmp_path / "jobs"
+    arguments = [*OPTIONS, "--budget", "80", "--trainers", "sft", "dpo", "--suites", "put", "--output-dir", str(folder)]
+    command = [sys.executable, "-m", "agentgym_tlm", "compare", *arguments, "--jobs", "2"]
+    program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert program.stderr is not None
+    assert "begins" in program.stderr.readline()
+    tasks = Path(f"/proc/{program.pid}/task").iterdir()
+    workers = [pid for task in tasks for pid in (task / "children").read_text().split()]
+    assert len(workers) >= 2
+    program.kill()
+    program.communicate()
+    deadline = time.monotonic() + 30
+    while any(_runs(pid) for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "seed1/dpo: begins" in done.stderr
+    assert "episodes" not in done.stderr
+    assert "episodes" in (folder / "seed1.log").read_text()
+    assert json.loads((folder / "comparison.json").read_text()) == json.loads(
+        (finished / "comparison.json").read_text()
+    )
 
 
 def test_machines_share_the_work_and_their_folders_are_merged(finished: Path, tmp_path: Path) -> None:

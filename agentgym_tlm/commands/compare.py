@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from agentgym_tlm.cells import Cell
 from agentgym_tlm.compare import Comparison
 from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.jobs import run_side_by_side
 from agentgym_tlm.progress import plain_warnings, rollout_progress, training_progress
 from agentgym_tlm.protocols import ENV_ID, PROTOCOLS, ProtocolName
 from agentgym_tlm.ranges import COUNT, check_ranges
@@ -52,6 +53,8 @@ class Compare(ExperimentConfig):
     """Folders of the same comparison from other machines: copy their finished cells, and train nothing."""
     only: tuple[str, ...] | None = None
     """Cells to do now, such as seed0/dpo; None: all."""
+    jobs: int = 1
+    """Seeds that are worked on side by side, each with num_threads; what they print is in seed0.log and so on."""
     baseline: str | None = None
     """Trainer that the others are compared with; None: sft."""
     metric: Metric = "success"
@@ -59,7 +62,7 @@ class Compare(ExperimentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self, budget=COUNT)
+        check_ranges(self, budget=COUNT, jobs=COUNT)
         for seed in self.seeds:
             if not isinstance(seed, int) or seed < 0:
                 raise ConfigError(f"seeds must be numbers from 0 on, not {seed}")
@@ -92,10 +95,13 @@ class Compare(ExperimentConfig):
             print(f"Collected: {' '.join(copied) or 'nothing new'}")
         else:
             try:
-                with plain_warnings():
-                    failures = comparison.run(
-                        rollouts=rollout_progress, training=training_progress, only=self.only, report=_say
-                    )
+                if self.jobs > 1:
+                    failures = run_side_by_side(comparison, self.jobs, self.only)
+                else:
+                    with plain_warnings():
+                        failures = comparison.run(
+                            rollouts=rollout_progress, training=training_progress, only=self.only, report=_say
+                        )
             except KeyboardInterrupt:
                 raise KeyboardInterrupt("Go on with the same command; what is finished is not done again.") from None
         cells = comparison.cells()

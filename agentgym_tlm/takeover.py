@@ -1,0 +1,72 @@
+"""What a new cell of a comparison takes over: evaluations, samples, and its own folder of an earlier call."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from agentgym_tlm.cells import finished_cells
+from agentgym_tlm.config import dump, load
+from agentgym_tlm.files import write_text
+from agentgym_tlm.recipes import ExperimentConfig
+from agentgym_tlm.trainers.methods import METHODS
+from agentgym_tlm.trainers.preference import PreferenceTrainer
+from agentgym_tlm.variants import Variant
+
+_SAMPLING = ("num_tasks", "tasks_per_iteration", "samples_per_task", "temperature")
+
+
+def share_evaluation(sft: Path, folder: Path) -> None:
+    """Give a new cell the evaluation of the SFT policy, which is not to be played again."""
+    target = folder / "trajectories"
+    if not target.exists():
+        partial = folder / "trajectories.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for log in (sft / "trajectories").glob("sft-*.jsonl"):
+            shutil.copy(log, partial)
+        partial.rename(target)
+
+
+def share_samples(variant: Variant, config: ExperimentConfig, folder: Path) -> None:
+    """Give a new cell the episodes that another one sampled with the same policy, tasks and temperature.
+
+    They would be its own: in the first iteration, trainers of pairs differ only in what they learn from these.
+    """
+    if not _samples_pairs(variant.trainer) or (folder / variant.trainer).exists():
+        return
+    for source, cell in finished_cells(folder.parent.parent):
+        other = Variant.parse(cell.trainer).trainer
+        if source.parent != folder.parent or not _samples_pairs(other):
+            continue
+        method = load(ExperimentConfig.with_trainer(other)(), source / "config.yaml").method
+        if any(getattr(method, name, None) != getattr(config.method, name, None) for name in _SAMPLING):
+            continue
+        partial = folder / "samples.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        (partial / "iteration-0").mkdir(parents=True)
+        for log in ("expert.jsonl", "iteration-0/sampled.jsonl"):
+            if (source / other / log).exists():
+                shutil.copy(source / other / log, partial / log)
+        partial.rename(folder / variant.trainer)
+        return
+
+
+def _samples_pairs(trainer: str) -> bool:
+    kind = METHODS[trainer].trainer if trainer in METHODS else None
+    steps = ("train_iteration", "collect", "build")
+    return (
+        kind is not None
+        and issubclass(kind, PreferenceTrainer)
+        and all(getattr(kind, step) is getattr(PreferenceTrainer, step) for step in steps)
+    )
+
+
+def resumed(config: ExperimentConfig) -> ExperimentConfig:
+    """Going on with the cell's folder if it was begun, wherever the comparison's folder is now."""
+    file = config.run_dir / "config.yaml"
+    if not file.exists():
+        return config
+    write_text(file, dump(replace(load(config, file), sft_policy=config.sft_policy)))
+    return replace(config, resume=True)
