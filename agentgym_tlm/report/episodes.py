@@ -26,9 +26,10 @@ _PARTS_OF_A_CHARACTER = 8  # tokens that a character of UTF-8 may be spread over
 
 COLUMNS = (
     "run", "label", "kind", "log", "split", "type", "won", "stop", "score", "turns", "invalid", "instruction", "task",
-    "side", "partner", "actions",
+    "side", "partner", "start", "actions",
 )  # fmt: skip
-"""Of the index. ``partner`` is the row of the other side of a pair; ``actions`` are there to be searched."""
+"""Of the index. ``partner`` is the row of the other side of a pair, ``start`` the run that evaluated the SFT policy,
+``actions`` are there to be searched."""
 
 
 @dataclass
@@ -42,11 +43,19 @@ class EpisodeData:
 
 
 def collect(runs: Sequence[Run], limit: int | None) -> EpisodeData:
-    """Episodes of all logs of the runs, at most ``limit`` of each; token texts where a run has its tokenizer."""
+    """Episodes of all logs of the runs, at most ``limit`` of each; token texts where a run has its tokenizer.
+
+    The evaluation of an SFT policy that several runs went on from is taken from the run that made it.
+    """
     data = EpisodeData()
     readers: dict[Path, TokenTexts] = {}
     waiting: list[dict[str, Any]] = []
+    owners = {(run.folder / "sft" / "policy").resolve(): run for run in runs}
+    starts = {run.name: owners.get(run.sft_policy.resolve(), run) for run in runs}
     for log in (log for run in runs for log in run.logs()):
+        start = starts[log.run.name]
+        if log.label == "sft" and log.kind == "evaluation" and start is not log.run:
+            continue  # it is the other run's
         pivot = log.run.pivot(log.iteration) if log.iteration is not None else None
         count, lacking = 0, False
         for episodes in log.read(limit):
@@ -57,7 +66,7 @@ def collect(runs: Sequence[Run], limit: int | None) -> EpisodeData:
                 texts = _texts(log, readers) if episode.has_tokens else None
                 lacking |= episode.has_tokens and texts is None
                 partner = first + 1 - at if side else None
-                data.rows.append(_row(log, episode, side, partner))
+                data.rows.append(_row(log, episode, side, partner, start.name))
                 waiting.append(_episode(log, episode, side, pivot, texts))
                 if len(waiting) == EPISODES_PER_CHUNK:
                     data.chunks.append(packed(waiting))
@@ -116,7 +125,7 @@ def _texts(log: Log, readers: dict[Path, TokenTexts]) -> TokenTexts | None:
     return None if folder is None else readers[folder]
 
 
-def _row(log: Log, episode: Trajectory, side: str, partner: int | None) -> list[Any]:
+def _row(log: Log, episode: Trajectory, side: str, partner: int | None, start: str) -> list[Any]:
     return [
         log.run.name,
         log.label,
@@ -133,6 +142,7 @@ def _row(log: Log, episode: Trajectory, side: str, partner: int | None) -> list[
         episode.task_id,
         side,
         partner,
+        start,
         " | ".join(turn.action or "" for turn in episode.turns),
     ]
 

@@ -125,7 +125,8 @@ class Run:
 
     def logs(self) -> list[Log]:
         """All turn logs that a reader may want to see: evaluations, pairs, episodes of the training, the expert's."""
-        return [*self._played("evaluation"), *self.pairs(), *self._training(), *self._played("expert")]
+        played = [*self._played("evaluation"), *self._suites()]
+        return [*played, *self.pairs(), *self._training(), *self._played("expert")]
 
     def pairs(self) -> list[Log]:
         """The scored pairs of every iteration."""
@@ -153,6 +154,11 @@ class Run:
             label = next((name for name in known if f"{path.stem}-".startswith(f"{name}-")), self.trainer)
             logs.append(Log(self, label, kind, path.stem, (path,)))
         return logs
+
+    def _suites(self) -> list[Log]:
+        """Further test suites of a comparison's cell."""
+        paths = sorted((self.folder / "suites").glob("*.jsonl"))
+        return [Log(self, self.trainer, "evaluation", f"{self.trainer}-{path.stem}", (path,)) for path in paths]
 
     def _training(self) -> list[Log]:
         """What was learnt from where that is no pairs: an online method's episodes, or what another sampled."""

@@ -12,6 +12,7 @@
     ["split", "split"],
     ["type", "task type"],
     ["outcome", "outcome"],
+    ["change", "change from SFT"],
     ["stop", "stop reason"],
   ];
   const DOUBT = [0.9, 0.7, 0.4, 0.15]; // a token less probable than these is shaded one degree darker
@@ -26,6 +27,8 @@
   let open = null; // the row that is read
   let turnAt = -1; // and the turn
   let shading = "auto";
+  let beside = ""; // policy whose episode of the same task is shown beside
+  const sameTask = new Map(); // rows of evaluations by task
   const chunks = new Map(); // the newest last
 
   function el(tag, properties = {}, ...children) {
@@ -57,6 +60,37 @@
 
   const outcome = (episode) => (episode.won ? "won" : "not won");
   const probability = (p) => p.toFixed(3);
+  const suite = (episode) => episode.log.replace(`${episode.label}-`, "");
+  const taskKey = (episode) => [suite(episode), episode.task].join("\n");
+  const policyName = (episode) => [episode.label, episode.run].join(" · ");
+
+  /** Rows of other policies' evaluations of an episode's task, those of its own SFT policy first. */
+  function others(row) {
+    const episode = episodes[row];
+    if (episode.kind !== "evaluation") return [];
+    const rows = sameTask.get(taskKey(episode)).filter((other) => policyName(episodes[other]) !== policyName(episode));
+    return rows.sort((a, b) => isStart(b, episode) - isStart(a, episode));
+  }
+
+  const isStart = (row, episode) =>
+    episode.label !== "sft" && episodes[row].label === "sft" && episodes[row].run === episode.start;
+
+  function changeFromSft(row) {
+    const episode = episodes[row];
+    const start = others(row).find((other) => isStart(other, episode));
+    if (start === undefined) return "";
+    const [before, after] = [episodes[start].won, episode.won];
+    if (before === after) return after ? "still won" : "still not won";
+    return after ? "newly won" : "won no more";
+  }
+
+  /** The row to show beside: of the policy that was chosen last, of the same seed if there is one. */
+  function besideOf(row) {
+    const episode = episodes[row];
+    const found = others(row).filter((other) => beside && policyName(episodes[other]) === beside);
+    const start = others(row).find((other) => isStart(other, episode));
+    return found[0] ?? (beside ? start : undefined) ?? null;
+  }
 
   // The list
 
@@ -152,15 +186,17 @@
     reveal();
     paint();
     const episode = episodes[row];
-    const [own, other] = await Promise.all([turnsOf(row), episode.partner === null ? null : turnsOf(episode.partner)]);
+    const partner = episode.partner ?? besideOf(row);
+    const [own, other] = await Promise.all([turnsOf(row), partner === null ? null : turnsOf(partner)]);
     if (open !== row) return; // another was opened meanwhile
-    render(row, own, other);
+    render(row, own, other, partner);
     detail.scrollTop = 0;
   }
 
-  function render(row, own, other) {
+  function render(row, own, other, partner) {
     const [first, second] = episodes[row].side === "chosen" ? [own, other] : [other ?? own, other && own];
     const episode = episodes[row];
+    const names = episode.side ? ["Chosen", "Rejected"] : other ? [partner, row].map((at) => policyName(episodes[at])) : [];
     const back = el("button", { type: "button", class: "back", onclick: close }, "← Episodes");
     const head = [
       back,
@@ -177,10 +213,13 @@
         ["invalid", String(episode.invalid)],
       ]),
       el("p", { class: "task" }, [episode.run, episode.log, episode.task, own.policy].filter(Boolean).join(" · ")),
-      shadingChoice([first, second].filter(Boolean), () => render(row, own, other)),
+      besideChoice(row, partner),
+      shadingChoice([first, second].filter(Boolean), () => render(row, own, other, partner)),
     ];
+    const outcomes = second && !episode.side ? [episodes[partner], episode] : [];
     const keep = detail.scrollTop;
-    detail.replaceChildren(...head.filter(Boolean), ...(second ? pair(first, second) : single(own, episode)));
+    detail.replaceChildren(...head.filter(Boolean),
+      ...(second ? pair([first, second], names, outcomes) : single(own, episode)));
     detail.scrollTop = keep;
   }
 
@@ -234,23 +273,41 @@
     return [strip(episode), ...turns, ending(episode, facts)].filter(Boolean);
   }
 
-  function pair(chosen, rejected) {
-    const length = Math.max(chosen.turns.length, rejected.turns.length);
+  function besideChoice(row, partner) {
+    const rows = others(row);
+    if (!rows.length) return null;
+    const change = (event) => {
+      beside = event.target.value;
+      open = null;
+      go(row).then(() => byId("beside").focus());
+    };
+    const select = el("select", { id: "beside", "aria-label": "Policy whose episode of this task is shown beside", onchange: change });
+    select.append(el("option", { value: "" }, "nobody"));
+    for (const other of rows) {
+      const name = policyName(episodes[other]);
+      select.append(el("option", { value: name, selected: other === partner }, `${name} (${outcome(episodes[other])})`));
+    }
+    return el("p", { class: "shading" }, "The same task, beside: ", select);
+  }
+
+  function pair(both, names, outcomes) {
+    const [left, right] = both.map((episode) => episode.turns);
+    const length = Math.max(left.length, right.length);
     let split = 0;
-    while (split < length && chosen.turns[split]?.action === rejected.turns[split]?.action) split += 1;
-    const side = (name, episode) =>
-      el("div", {}, el("h3", {}, name), strip(episode));
-    const nodes = [el("div", { class: "sides" }, side("Chosen", chosen), side("Rejected", rejected))];
+    while (split < length && left[split]?.action === right[split]?.action) split += 1;
+    const sides = both.map((episode, i) => el("div", {}, el("h3", {}, names[i]), strip(episode)));
+    const nodes = [el("div", { class: "sides" }, ...sides)];
     for (let i = 0; i <= length; i += 1) {
       if (i === split && i < length) {
         nodes.push(el("p", { class: "split", id: "split" }, `The actions differ from turn ${i + 1} on`));
       }
-      const cells = [["Chosen", chosen], ["Rejected", rejected]].map(([name, episode]) => {
-        if (i === episode.turns.length) return ending(episode);
-        return i < episode.turns.length ? turnNode(episode.turns[i], i, episode, name) : el("div", { class: "none" });
+      const cells = both.map((episode, at) => {
+        if (i === episode.turns.length) return ending(episode, outcomes[at]);
+        return i < episode.turns.length ? turnNode(episode.turns[i], i, episode, names[at]) : el("div", { class: "none" });
       });
       nodes.push(el("div", { class: i < split ? "pair-row alike" : "pair-row" }, ...cells));
     }
+    if (split === length) nodes.splice(1, 0, el("p", { class: "split", id: "split" }, "All actions are the same"));
     return nodes;
   }
 
@@ -436,6 +493,13 @@
       const words = ["run", "log", "label", "type", "instruction", "task", "actions"].map((name) => episode[name]);
       episode.haystack = words.join("\n").toLowerCase();
     }
+    episodes.forEach((episode, row) => {
+      if (episode.kind !== "evaluation") return;
+      const key = taskKey(episode);
+      if (sameTask.has(key)) sameTask.get(key).push(row);
+      else sameTask.set(key, [row]);
+    });
+    episodes.forEach((episode, row) => (episode.change = changeFromSft(row)));
     fillFacets();
     filter();
     route();

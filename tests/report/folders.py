@@ -100,7 +100,12 @@ def run_folder(
     results = []
     for label, wins in zip(("sft", trainer), won, strict=True):
         played = [
-            episode(["go to study", "put lamp" if i < wins else "rub lamp"], won=i < wins, split="valid_seen")
+            episode(
+                ["go to study", "put lamp" if i < wins else "rub lamp"],
+                won=i < wins,
+                task=f"lamp-hall-study/{i}",
+                split="valid_seen",
+            )
             for i in range(4)
         ]
         write_trajectories(folder / "trajectories" / f"{label}-valid_seen.jsonl", played)

@@ -66,6 +66,15 @@ def test_a_run_without_its_tokenizer_shows_text_and_is_named(tmp_path: Path) -> 
     assert all(turn["tokens"] is None for one in episodes(data) for turn in one["turns"])
 
 
+def test_an_sft_policy_that_runs_share_is_shown_once(tmp_path: Path) -> None:
+    """A comparison gives each of its cells a copy of the evaluation."""
+    first = run_folder(tmp_path / "one")
+    second = run_folder(tmp_path / "two", "dpo", sft_policy=first / "sft" / "policy")
+    shown = episodes(collect(read_runs([second, first]), None))
+    assert {(one["run"], one["start"]) for one in shown if one["label"] == "sft"} == {("one", "one")}
+    assert {one["start"] for one in shown if one["label"] == "dpo"} == {"one"}
+
+
 def test_windowed_episodes_keep_the_commands_that_were_shown(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     turn = Turn(

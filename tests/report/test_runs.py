@@ -51,6 +51,10 @@ def test_logs_are_those_of_evaluations_pairs_training_and_expert(tmp_path: Path)
         ("pair", "tlm-dre", "pairs, iteration 0", 2),
         ("expert", "expert", "expert", 1),
     ]
+    write_trajectories(run.folder / "suites" / "put.jsonl", [episode(["put lamp"])])
+    assert ("evaluation", "tlm-dre", "tlm-dre-put", 1) in [
+        (log.kind, log.label, log.name, log.size) for log in run.logs()
+    ]
     online = Run(run_folder(tmp_path / "online", "grpo"), "online")
     for i in (10, 9):
         write_trajectories(online.folder / "grpo" / f"iteration-{i}" / "episodes.jsonl", [episode(["put lamp"])])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from agentgym_tlm.pairs import Pair
@@ -122,7 +123,33 @@ def test_pair_stands_side_by_side_from_the_first_difference(browser: Reader, pag
     assert {name.split()[-1] for name in browser.js(shaded)[-5:]} == {"s2"}  # p = 0.5 on the rejected side
     browser.press("g")
     browser.press("j")
-    browser.wait(lambda: not browser.text("#split"))  # the other pair acts alike
+    browser.wait(lambda: browser.text("#split") == "All actions are the same")  # in the other pair
+
+
+def test_policies_are_read_side_by_side_on_the_same_task(browser: Reader, tmp_path: Path) -> None:
+    """What a trainer changed: filter for tasks that are newly won, and read both from the first difference on."""
+    first = run_folder(tmp_path / "tlm-dre", won=(2, 3))
+    second = run_folder(tmp_path / "dpo", "dpo", won=(2, 1), sft_policy=first / "sft" / "policy")
+    write_report([first, second], tmp_path / "report.html", title="Two trainers")
+    browser.open(tmp_path / "report.html")
+    browser.choose("label", "dpo")
+    browser.choose("change", "won no more")
+    assert browser.text("#count").startswith("1 of ")
+    browser.press(Keys.ESCAPE, "j")
+    browser.wait(lambda: browser.texts("#beside option"))
+    assert browser.texts("#beside option") == ["nobody", "sft · tlm-dre (won)", "tlm-dre · tlm-dre (won)"]
+    assert not browser.texts(".sides h3")
+    browser.driver.find_element(By.CSS_SELECTOR, "#beside option:nth-child(2)").click()
+    browser.wait(lambda: browser.texts(".sides h3") == ["sft · tlm-dre", "dpo · dpo"])
+    assert browser.text("#split") == "The actions differ from turn 2 on"
+    assert browser.texts(".ending p:not(.observation)") == ["✓ Won.", "✗ Not won: max_steps."]
+    browser.choose("label", "tlm-dre")
+    browser.choose("change", "newly won")
+    browser.press(Keys.ESCAPE, "j")
+    browser.wait(lambda: browser.texts(".sides h3") == ["sft · tlm-dre", "tlm-dre · tlm-dre"])
+    browser.choose("change", "still won")
+    browser.press(Keys.ESCAPE, "j")
+    browser.wait(lambda: browser.text("#split") == "All actions are the same")
 
 
 def test_dark_mode_by_key_and_by_preference(browser: Reader, page: Path) -> None:
