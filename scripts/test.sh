@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, type-check and test in .venv. Arguments go to pytest.
+# Lint, type-check and test in .venv, two files of tests side by side. Arguments go to pytest.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
 
@@ -15,4 +15,4 @@ fi
 ruff check .
 ruff format --check .
 mypy
-pytest "$@"
+pytest --numprocesses 2 --dist loadfile "$@"
