@@ -145,11 +145,16 @@ def _read(reply: dict[str, Any]) -> _Answer:
         raise RequestError("the server's filter withholds the answer (content_filter)")
     model = reply.get("model")
     return _Answer(
-        text.strip(),
+        _whole_characters(text).strip(),
         FinishReason.LENGTH if reason == "length" else FinishReason.STOP,
         model if isinstance(model, str) else None,
         usage_of(reply),
     )
+
+
+def _whole_characters(text: str) -> str:
+    """``text`` with U+FFFD for halves of surrogate pairs, as JSON may hold them: no later request could say them."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _generation(conversation: Conversation, answer: _Answer | RequestError) -> Generation:

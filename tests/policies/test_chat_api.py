@@ -145,6 +145,18 @@ def test_malformed_answers_are_asked_for_again(broken: dict[str, Any]) -> None:
         assert "the server's answer has no" in generation.error
 
 
+def test_half_a_character_does_not_end_the_rollout() -> None:
+    """A response that was cut off within an emoji is part of every later request, and UTF-8 has no half ones."""
+    half, whole = chat("Thought: \ud83d\nAction: look"), chat("Thought: \ud83d\ude00\nAction: look")
+    with serving(in_turn(half, whole)) as server:
+        [trajectory] = rollout(policy(server.url), "Toy-v0", TASKS[:1], max_turns=2)
+        assert server.asked[1].body["messages"][1]["content"] == "Thought: \ufffd\nAction: look"
+    assert [turn.response for turn in trajectory.turns] == [
+        "Thought: \ufffd\nAction: look",
+        "Thought: \U0001f600\nAction: look",
+    ]
+
+
 def test_what_the_server_counts_is_recorded() -> None:
     with serving(chat_expert) as server:
         [trajectory] = rollout(policy(server.url), "Toy-v0", TASKS[:1])
