@@ -118,6 +118,15 @@ def test_attempt_that_is_begun_again_logs_what_was_left_out(crossing: Path, tmp_
     assert found[0] == found[1]
 
 
+def test_evaluation_may_be_due_where_an_iteration_ends(crossing: Path, tmp_path: Path) -> None:
+    """As with all default options: an iteration has 8 updates, and every 8, 16 or 40 of them is the end of one."""
+    trainer = grpo(crossing, tmp_path, num_iterations=3, max_steps=2, eval_steps=2, save_steps=2)
+    trainer._evaluate = lambda policy: {"updates": float(policy.version.rpartition("+")[2])}
+    trainer.train()
+    found = [(line["step"], line["eval_updates"]) for line in lines(tmp_path) if "eval_updates" in line]
+    assert found == [(2, 2.0), (4, 4.0)], "what follows the last update is the caller's"
+
+
 def test_nothing_to_learn_from_is_an_error(crossing: Path, tmp_path: Path) -> None:
     trainer = grpo(crossing, tmp_path)
     trainer.policy.max_context = 4  # not even a prompt fits
