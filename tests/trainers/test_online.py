@@ -127,6 +127,15 @@ def test_evaluation_may_be_due_where_an_iteration_ends(crossing: Path, tmp_path:
     assert found == [(2, 2.0), (4, 4.0)], "what follows the last update is the caller's"
 
 
+def test_training_that_made_no_update_says_so(crossing: Path, tmp_path: Path) -> None:
+    """All episodes fail alike, and are left out: what is saved is the policy that was given."""
+    trainer = grpo(crossing, tmp_path, ENVS, num_iterations=2, drop_degenerate=True, invalid_action_penalty=0.0)
+    trainer.policy.max_context = 50  # one turn
+    with pytest.warns(UserWarning, match="no update was made in 2 iterations"):
+        trainer.train()
+    assert [line["groups_degenerate"] for line in lines(tmp_path)] == [8, 8]
+
+
 def test_nothing_to_learn_from_is_an_error(crossing: Path, tmp_path: Path) -> None:
     trainer = grpo(crossing, tmp_path)
     trainer.policy.max_context = 4  # not even a prompt fits
