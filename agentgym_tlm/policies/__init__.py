@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args
 
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.base import Policy
@@ -88,10 +88,9 @@ def check_options(name: str, options: Mapping[str, Any], *makers: Callable[..., 
     """Raise ConfigError for an option that none of ``makers`` has as a keyword argument, or of another type there."""
     known: dict[str, Any] = {}
     for maker in makers:
-        types = get_type_hints(maker.__init__ if isinstance(maker, type) else maker)
-        for parameter in signature(maker).parameters.values():
+        for parameter in signature(maker, eval_str=True).parameters.values():
             if parameter.kind is Parameter.KEYWORD_ONLY:
-                known.setdefault(parameter.name, types[parameter.name])
+                known.setdefault(parameter.name, parameter.annotation)
     for option, value in options.items():
         if option not in known:
             raise ConfigError(f"policy {name} has no option {option}; there are {', '.join(known)}")
