@@ -235,7 +235,8 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
         self.log_dropped(folder, dropped)
         if not episodes:
             counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()) if count)
-            raise ConfigError(f"none of {len(sampled)} sampled episodes can be learnt from: {counts}")
+            first = next((f". The first error: {each.error}" for each in sampled if each.error), "")
+            raise ConfigError(f"none of {len(sampled)} sampled episodes can be learnt from: {counts}{first}")
         episodes = self._scored(episodes) if args.beta else episodes
         if self.accelerator.is_main_process:
             write_trajectories(path, episodes)

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -47,6 +47,18 @@ class Flaky(Crossing):
         return super().step(action)
 
 
+class Closed(Crossing):
+    """Breaks down in every episode until it is opened."""
+
+    opened: ClassVar[bool] = False
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        if not Closed.opened:
+            raise EnvironmentFailureError("the bridge is closed")
+        return super().step(action)
+
+
+register("Closed-v0", "tests.trainers.test_online:Closed", max_episode_steps=4)
 register("Flaky-v0", "tests.trainers.test_online:Flaky", max_episode_steps=4)
 
 
@@ -141,6 +153,20 @@ def test_nothing_to_learn_from_is_an_error(crossing: Path, tmp_path: Path) -> No
     trainer.policy.max_context = 4  # not even a prompt fits
     with pytest.raises(ConfigError, match="none of 48 sampled episodes can be learnt from: 48 no_tokens"):
         trainer.train()
+
+
+def test_world_that_is_down_is_named_and_played_again(
+    crossing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What broke is said at once, and the same command goes on when it is mended."""
+    envs = EnvArgs(env="Closed-v0")
+    with pytest.raises(ConfigError, match=r"48 env_error\. The first error: the bridge is closed"):
+        grpo(crossing, tmp_path, envs, max_steps=1).train()
+    monkeypatch.setattr(Closed, "opened", True)
+    grpo(crossing, tmp_path, envs, max_steps=1).train()
+    (summary,) = (line for line in lines(tmp_path) if "success" in line)
+    assert summary["episodes"] == 48
+    assert not any("dropped_env_error" in line for line in lines(tmp_path)), "they were no loss in the end"
 
 
 def test_truncated_distributions_are_refused(crossing: Path, tmp_path: Path) -> None:
