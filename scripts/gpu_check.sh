@@ -16,11 +16,11 @@ packages=(gymnasium farama-notifications cloudpickle tyro docstring-parser typeg
 modules=(gymnasium farama_notifications cloudpickle tyro docstring_parser typeguard rich markdown_it mdurl pygments)
 
 if [[ "${1:-}" == --fetch ]]; then
-  exec "$python" -m pip download --quiet --no-deps --only-binary=:all: --dest "$2" "${packages[@]}"
+  exec "$python" -m pip download --quiet --no-deps --only-binary=:all: --dest "${2:?--fetch needs a folder}" "${packages[@]}"
 fi
 source=()
 if [[ "${1:-}" == --wheels ]]; then
-  source=(--no-index --find-links "$2")
+  source=(--no-index --find-links "${2:?--wheels needs a folder}")
   shift 2
 fi
 missing=()

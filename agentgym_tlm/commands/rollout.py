@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -161,7 +162,10 @@ def play(
                     )
                     for group, times in groups
                 ]
-            yield list(chain.from_iterable(trajectories))
+            played = list(chain.from_iterable(trajectories))
+            with plain_warnings():
+                _warn_of_breakdowns(split, played)
+            yield played
     except KeyboardInterrupt:
         again = shlex.join(["agentgym-tlm", command, "--config", str(folder / "config.yaml")])
         raise KeyboardInterrupt(f"Go on with: {again}") from None
@@ -219,6 +223,17 @@ def _decisive(options: PlayOptions, name: str) -> Any:
     if name == "policy_kwargs":
         return {option: item for option, item in value.items() if option not in _ON_THE_WAY}
     return value
+
+
+def _warn_of_breakdowns(split: str, played: Sequence[Trajectory]) -> None:
+    """Say why episodes are in no rate."""
+    broken = [trajectory for trajectory in played if trajectory.stop_reason.is_breakdown]
+    if broken:
+        warnings.warn(
+            f"{len(broken)} of {len(played)} episodes of {split} broke down and are in no rate; in the first, "
+            f"{broken[0].task_id}: {broken[0].error}. The same --output-dir plays them again",
+            stacklevel=2,
+        )
 
 
 def _check_weights(log: Path, earlier: Sequence[Trajectory], policy: Policy) -> None:

@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args
 
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.base import Policy
@@ -18,9 +19,17 @@ if TYPE_CHECKING:
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _REMOTE = ("openai", "vllm")
+_PLAIN: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    NoneType: "null",
+}
+"""Types of options that a command line or a file can get wrong, in words."""
 
 
-def load_policy(name: str | os.PathLike[str], **options: Any) -> Policy:
+def load_policy(name: str | os.PathLike[str], /, **options: Any) -> Policy:
     """A policy by name: ``expert``, ``random``, ``human``, ``smollm2``, or a model's hub id or folder.
 
     ``openai:MODEL`` is a model behind a chat completions server, ``vllm:MODEL`` one that vLLM serves. ``options`` are
@@ -76,16 +85,24 @@ def remote_model(name: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def check_options(name: str, options: Mapping[str, Any], *makers: Callable[..., Policy]) -> None:
-    """Raise ConfigError for an option that none of ``makers`` has as a keyword argument."""
-    known = [
-        parameter.name
-        for maker in makers
-        for parameter in signature(maker).parameters.values()
-        if parameter.kind is Parameter.KEYWORD_ONLY
-    ]
-    for option in options:
+    """Raise ConfigError for an option that none of ``makers`` has as a keyword argument, or of another type there."""
+    known: dict[str, Any] = {}
+    for maker in makers:
+        for parameter in signature(maker, eval_str=True).parameters.values():
+            if parameter.kind is Parameter.KEYWORD_ONLY:
+                known.setdefault(parameter.name, parameter.annotation)
+    for option, value in options.items():
         if option not in known:
-            raise ConfigError(f"policy {name} has no option {option}; there are {', '.join(dict.fromkeys(known))}")
+            raise ConfigError(f"policy {name} has no option {option}; there are {', '.join(known)}")
+        wanted = get_args(known[option]) or (known[option],)
+        if set(wanted) <= _PLAIN.keys() and not any(_is_a(kind, value) for kind in wanted):
+            words = " or ".join(_PLAIN[kind] for kind in wanted)
+            raise ConfigError(f"policy {name}: {option} must be {words}, not {value!r}")
+
+
+def _is_a(kind: type, value: object) -> bool:
+    number = (int, float) if kind is float else (kind,)
+    return isinstance(value, number) and not (isinstance(value, bool) and kind is not bool)
 
 
 def load_language_model(name: str) -> LanguageModelPolicy:

@@ -8,6 +8,7 @@ request has a seed from the episode's own stream, which many servers use and non
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ class ChatApiPolicy:
         temperature: float = 1.0,
         top_p: float = 1.0,
         max_new_tokens: int = 512,
-        stop: Sequence[str] = STOP,
+        stop: str | Sequence[str] | None = STOP,
         extra_body: Mapping[str, Any] | None = None,
         concurrency: int = 32,
         timeout: float = 300.0,
@@ -60,13 +61,17 @@ class ChatApiPolicy:
         check_range("temperature", temperature, "[0, inf)")
         check_range("top_p", top_p, "(0, 1]")
         check_count("max_new_tokens", max_new_tokens)
+        stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+        if not (isinstance(stops, Sequence) and all(isinstance(text, str) for text in stops)):
+            raise ConfigError(f"stop must be a text or a list of texts, not {stop!r}")
+        _check_fields(extra_body)
         self.model = model
         self.name = f"openai:{model}"
         self.format: PromptFormat = format or ReactFormat()
         self.temperature = temperature
         self.top_p = top_p
         self.max_new_tokens = max_new_tokens
-        self.stop = list(stop)
+        self.stop = list(stops)
         self.extra_body = dict(extra_body or {})
         self.server = JsonServer(
             base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI,
@@ -125,6 +130,16 @@ class ChatApiPolicy:
         return self.format.message(Situation(conversation.instruction, observations, actions, commands))
 
 
+def _check_fields(extra_body: object) -> None:
+    """Raise ConfigError for what cannot be fields of a request."""
+    try:
+        json.dumps(extra_body, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"extra_body={extra_body!r} cannot be sent as JSON ({error})") from error
+    if not isinstance(extra_body, Mapping | None):
+        raise ConfigError(f"extra_body must hold fields of a request by their names, not {extra_body!r}")
+
+
 class _Answer(NamedTuple):
     text: str
     finish_reason: FinishReason
@@ -145,11 +160,16 @@ def _read(reply: dict[str, Any]) -> _Answer:
         raise RequestError("the server's filter withholds the answer (content_filter)")
     model = reply.get("model")
     return _Answer(
-        text.strip(),
+        _whole_characters(text).strip(),
         FinishReason.LENGTH if reason == "length" else FinishReason.STOP,
         model if isinstance(model, str) else None,
         usage_of(reply),
     )
+
+
+def _whole_characters(text: str) -> str:
+    """``text`` with U+FFFD for halves of surrogate pairs, as JSON may hold them: no later request could say them."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _generation(conversation: Conversation, answer: _Answer | RequestError) -> Generation:

@@ -181,6 +181,8 @@ class JsonServer:
             response = await self._client.request(method, where, json=body)
         except httpx.TimeoutException as error:
             raise RequestError(f"{where} does not answer in time ({type(error).__name__})", passing=True) from error
+        except httpx.DecodingError as error:
+            raise RequestError(f"{where} answers what cannot be decoded ({error})", passing=True) from error
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
             raise RequestError(f"{where} cannot be reached ({reason})", passing=True) from error
@@ -198,7 +200,7 @@ class JsonServer:
             raise RequestError(said, status=status, passing=passing, retry_after=_retry_after(response))
         try:
             reply = response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(f"{where} answers what is not JSON: {response.text[:80]!r}", passing=True) from error
         if not isinstance(reply, dict):
             raise RequestError(f"{where} answers no JSON object but {str(reply)[:80]!r}", passing=True)
@@ -209,7 +211,7 @@ class JsonServer:
         code, reason = "", response.text
         try:
             record = response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict):
             inner = record.get("error", record)

@@ -105,10 +105,12 @@ class LanguageModelPolicy:
         """Load a hub id or a folder, one written by :meth:`save` included.
 
         ``options`` are those of the constructor; they win over what :meth:`save` recorded. ``device`` defaults to the
-        accelerator if there is one. Raises DataError when the model, its tokenizer or its settings cannot be read.
+        accelerator if there is one. Raises DataError when the model, its tokenizer or its settings cannot be read,
+        ConfigError for a device or dtype that cannot be used.
         """
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        _check_placement(device, dtype)
         settings = read_settings(Path(name_or_path))
         model = load_model(name_or_path, dtype)
         tokenizer = load_tokenizer(name_or_path, verbatim=bool(settings))
@@ -281,6 +283,17 @@ class LanguageModelPolicy:
             caching = {"use_cache": True, self._cache_argument: cache}
         logits: torch.Tensor = self.model(logits_to_keep=keep, **inputs, **caching).logits[:, -keep:]
         return logits
+
+
+def _check_placement(device: str | torch.device, dtype: torch.dtype | str) -> None:
+    """Raise ConfigError for a device that is not there, or a name that is no dtype's."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"device={device!r} cannot be used here ({reason}): leave it out, or set cpu") from error
+    if dtype != "auto" and not isinstance(getattr(torch, str(dtype).removeprefix("torch."), None), torch.dtype):
+        raise ConfigError(f"dtype={dtype!r} must be auto, or one of torch's, such as bfloat16 or float32")
 
 
 def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, renderer: Renderer) -> frozenset[int]:

@@ -106,6 +106,7 @@ class VllmPolicy:
         self.logprobs = logprobs
         ends = {self.renderer.end_of_turn_id, tokenizer.eos_token_id}
         self.stop_ids = sorted(end for end in ends if isinstance(end, int))
+        self._last_id = max(tokenizer.get_vocab().values())
         self.server = _server(
             base_url,
             concurrency=concurrency,
@@ -193,6 +194,11 @@ class VllmPolicy:
             raise PolicyFailureError(
                 f"{self.server.base_url} returns no token ids: vLLM 0.10.2 or newer is needed; for other servers there "
                 "is openai:MODEL, without tokens"
+            )
+        if foreign := [token for token in ids if not 0 <= token <= self._last_id]:
+            raise RequestError(
+                f"the server sampled the token {foreign[0]}, and the tokenizer ends with {self._last_id}: is it the "
+                "served model's? Name that with tokenizer="
             )
         reason = choice.get("finish_reason")
         if reason not in ("stop", "length") or not 0 < len(ids) <= self.max_new_tokens:

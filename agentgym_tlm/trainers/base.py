@@ -64,9 +64,9 @@ class Trainer(ABC, Generic[ArgsT]):
     """Improves a policy on environments.
 
     ``evaluate`` plays the policy on held-out tasks and returns numbers to log; it runs on the main process, every
-    ``eval_steps`` updates and when :meth:`evaluate` is called. ``on_log`` gets every line of ``metrics.jsonl``;
-    ``on_rollout``, which may be set later, the progress of collecting data. ``expert_episodes``, if they are set, are
-    learnt from where the environment's expert would otherwise play.
+    ``eval_steps`` updates while there are more to come, and when :meth:`evaluate` is called. ``on_log`` gets every line
+    of ``metrics.jsonl``; ``on_rollout``, which may be set later, the progress of collecting data. ``expert_episodes``,
+    if they are set, are learnt from where the environment's expert would otherwise play.
     """
 
     dropout: ClassVar[bool] = True
@@ -260,6 +260,8 @@ class Trainer(ABC, Generic[ArgsT]):
     def fit(self, items: Sequence[Item]) -> None:
         """Learn from ``items`` for the epochs or steps of the arguments, from where a resumed run stood."""
         args, accelerator, state = self.args, self.accelerator, self.state
+        if self._resume_from is None and self._evaluation_is_due:  # since the iteration before ended
+            self.evaluate()
         plan = BatchPlan(
             lengths=[max(example.length for example in item) for item in items],
             seed=self.iteration_seed,
@@ -390,9 +392,14 @@ class Trainer(ABC, Generic[ArgsT]):
                 self._scheduler.state_dict(),
                 args.save_total_limit,
             )
-        if args.eval_steps is not None and state.step % args.eval_steps == 0 and not done:
+        if self._evaluation_is_due and not done:
             self.evaluate()
             self._learn_mode()
+
+    @property
+    def _evaluation_is_due(self) -> bool:
+        step, period = self.state.step, self.args.eval_steps
+        return period is not None and step > 0 and step % period == 0
 
     def _log_window(self, window: Mapping[str, Tensor | float], updates_per_epoch: int) -> None:
         """Means over the updates since the last line; the only place where the loop waits for the device."""

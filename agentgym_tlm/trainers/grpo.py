@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from agentgym_tlm.batch import Example
+from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.trainers.groups import Array, Baseline, by_group, relative_to_group, turn_scores
 from agentgym_tlm.trainers.online import OnlineArguments, OnlineTrainer
 from agentgym_tlm.trainers.policy_gradient import Aggregation
@@ -46,6 +47,11 @@ class GRPOArguments(OnlineArguments):
     """What weighs the same: every token of an update, or every episode."""
     beta: float = 0.04
     """Weight of the KL divergence from the policy as it was given; 0: no reference."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples_per_task < 2:
+            raise ConfigError("an episode is compared with others of its task: samples_per_task must be at least 2")
 
 
 GRPOArgsT = TypeVar("GRPOArgsT", bound=GRPOArguments)

@@ -2,7 +2,8 @@
 
 Iteration i plays ``tasks_per_iteration`` training tasks ``samples_per_task`` times each, in an order that a seed
 decides; the episodes of a task are a group. Optimiser and schedule live through all iterations. Every iteration has a
-folder, ``iteration-<i>``, with its episodes: a run killed at any moment goes on with them to the same numbers.
+folder, ``iteration-<i>``, with its episodes: a run killed at any moment goes on with them to the same numbers. (Killed
+while it samples, to the last bits of log-probs, which depend on the episodes that are sampled side by side.)
 
 How episodes end decides how they count: a failure of the environment's machinery (``env_error``) or one that was broken
 off (``aborted``) leaves the group and is counted; an episode that ran out of turns (``max_steps``) or of context
@@ -182,9 +183,16 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
                 self.fit(items)
                 self._report_mismatch()
             if self.state.iteration + 1 == self.args.num_iterations or self._spent():
-                return
+                break
             self.state.iteration += 1
             self.state.fit_step = 0
+        if self.state.step == 0:
+            warnings.warn(
+                f"no update was made in {self.state.iteration + 1} iterations: in no group did one episode earn more "
+                "than another. The policy is as it was given: let it sample more of each task (samples_per_task), at a "
+                "higher temperature, or tasks that it wins now and then",
+                stacklevel=2,
+            )
 
     def _spent(self) -> bool:
         """Whether the iterations so far took ``max_env_steps``."""
@@ -227,7 +235,8 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
         self.log_dropped(folder, dropped)
         if not episodes:
             counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()) if count)
-            raise ConfigError(f"none of {len(sampled)} sampled episodes can be learnt from: {counts}")
+            first = next((f". The first error: {each.error}" for each in sampled if each.error), "")
+            raise ConfigError(f"none of {len(sampled)} sampled episodes can be learnt from: {counts}{first}")
         episodes = self._scored(episodes) if args.beta else episodes
         if self.accelerator.is_main_process:
             write_trajectories(path, episodes)

@@ -72,6 +72,9 @@ def test_eval_counts_failures_of_the_server_apart_and_keeps_the_key_to_itself(
     shown = capsys.readouterr()
     assert "policy" in shown.out
     assert "errors" in shown.out
+    said = " ".join(shown.err.split())
+    assert "warning: 2 of 2 episodes of valid_seen broke down" in said
+    assert "/chat/completions answers 500" in said, "the reason is not to be looked for in a log"
     for file in tmp_path.iterdir():
         assert "sk-secret" not in file.read_text()
     server.answer = in_turn(LOOK)

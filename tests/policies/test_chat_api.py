@@ -145,6 +145,18 @@ def test_malformed_answers_are_asked_for_again(broken: dict[str, Any]) -> None:
         assert "the server's answer has no" in generation.error
 
 
+def test_half_a_character_does_not_end_the_rollout() -> None:
+    """A response that was cut off within an emoji is part of every later request, and UTF-8 has no half ones."""
+    half, whole = chat("Thought: \ud83d\nAction: look"), chat("Thought: \ud83d\ude00\nAction: look")
+    with serving(in_turn(half, whole)) as server:
+        [trajectory] = rollout(policy(server.url), "Toy-v0", TASKS[:1], max_turns=2)
+        assert server.asked[1].body["messages"][1]["content"] == "Thought: \ufffd\nAction: look"
+    assert [turn.response for turn in trajectory.turns] == [
+        "Thought: \ufffd\nAction: look",
+        "Thought: \U0001f600\nAction: look",
+    ]
+
+
 def test_what_the_server_counts_is_recorded() -> None:
     with serving(chat_expert) as server:
         [trajectory] = rollout(policy(server.url), "Toy-v0", TASKS[:1])
@@ -251,6 +263,14 @@ def test_is_found_by_name_and_from_the_environment(monkeypatch: pytest.MonkeyPat
         load_policy("openai:model")
 
 
+def test_one_text_to_stop_at_is_not_taken_for_its_letters() -> None:
+    """As --policy-kwargs stop=END gives it."""
+    with serving(chat_expert) as server:
+        for stop, sent in (("END", ["END"]), (["A", "B"], ["A", "B"]), (None, None)):
+            policy(server.url, stop=stop).act([conversation()])
+            assert server.asked[-1].body.get("stop") == sent
+
+
 def test_missing_extra_is_answered_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("http", "chat_api"):
         monkeypatch.delitem(sys.modules, f"agentgym_tlm.policies.{module}")
@@ -267,6 +287,11 @@ def test_missing_extra_is_answered_with_its_remedy(monkeypatch: pytest.MonkeyPat
         ("openai:m", {"colour": 1}, r"no option colour; there are base_url,.* timeout"),
         ("openai:m", {"temperature": -1}, "temperature"),
         ("openai:m", {"timeout": "soon"}, "timeout"),
+        ("openai:m", {"timeout": None}, "timeout must be a number, not None"),
+        ("openai:m", {"concurrency": None}, "concurrency must be a whole number, not None"),
+        ("openai:m", {"stop": 5}, "stop must be a text or a list of texts, not 5"),
+        ("openai:m", {"extra_body": "top_k"}, "extra_body must hold fields"),
+        ("openai:m", {"extra_body": {"top_k": float("nan")}}, "extra_body.* cannot be sent as JSON"),
     ],
 )
 def test_wrong_names_and_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:

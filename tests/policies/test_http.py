@@ -41,8 +41,14 @@ def post(server: JsonServer, count: int = 1) -> list[int | RequestError]:
         Reply("{"),
         Reply([1]),
         Reply({"m": 1}),
+        Reply("no gzip", headers={"Content-Encoding": "gzip"}),
+        Reply("[" * 100_000),
+        Reply("[" * 100_000, status=503),
     ],
-    ids=["500", "502", "429", "retry-after", "retry-date", "torn", "list", "unreadable"],
+    ids=[
+        *("500", "502", "429", "retry-after", "retry-date", "torn", "list", "unreadable"),
+        *("no gzip", "bottomless", "bottomless 503"),
+    ],
 )
 def test_what_may_pass_is_tried_again(passing: Reply) -> None:
     with serving(in_turn(passing, passing, OK)) as server:

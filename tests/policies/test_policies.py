@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +65,26 @@ def test_finds_policies_by_name(tmp_path: Path) -> None:
     assert isinstance(load_policy("human"), HumanPolicy)
     tiny_policy().save(tmp_path)
     assert load_policy(tmp_path, device="cpu").name == "tiny"
+    assert load_policy(tmp_path, device="cpu", name="small").name == "small"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": "many"}, "max_new_tokens must be a whole number, not 'many'"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens must be a whole number, not 1.5"),
+        ({"max_context": "all"}, "max_context must be a whole number or null, not 'all'"),
+        ({"top_p": True}, "top_p must be a number, not True"),
+        ({"kv_cache": "maybe"}, "kv_cache must be true or false, not 'maybe'"),
+        ({"dtype": "half a byte"}, "dtype='half a byte' must be auto, or one of torch's"),
+        ({"device": "abacus"}, "device='abacus' cannot be used here"),
+    ],
+)
+def test_options_of_a_model_are_checked(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """``--policy-kwargs`` takes anything; a mistake there is the user's, and no traceback."""
+    tiny_policy().save(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        load_policy(tmp_path, **options)
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,21 @@ def test_a_server_that_does_not_report_what_is_recorded_is_refused(
         rollout(policy(server.url, local), "Toy-v0", TASKS[:1])
 
 
+@pytest.mark.parametrize("foreign", [-1, 10**6, 10**30])
+def test_tokens_of_another_vocabulary_are_not_recorded(local: LanguageModelPolicy, foreign: int) -> None:
+    """Of a tokenizer that is not the served model's: they would be played as no text, and be trained on."""
+
+    def tamper(reply: dict[str, Any]) -> None:
+        reply["choices"][0]["token_ids"][0] = foreign
+
+    with serving(ServedModel(local, change=tamper)) as server:
+        [trajectory] = rollout(policy(server.url, local), "Toy-v0", TASKS[:1])
+        assert (trajectory.stop_reason, trajectory.turns) == (StopReason.POLICY_ERROR, [])
+        assert "is it the served model's?" in (trajectory.error or "")
+        with pytest.raises(PolicyFailureError, match="tokenizer="):
+            rollout(policy(server.url, local, max_failures=3), "Toy-v0", TASKS)
+
+
 def test_a_response_that_was_broken_off_is_asked_for_again(local: LanguageModelPolicy) -> None:
     """An engine that is shut down says "abort": half a response must not become a turn."""
     with serving(ServedModel(local, change=change(finish_reason="abort"))) as server:

@@ -110,6 +110,16 @@ def test_equal_scores_have_no_advantage(over: Baseline, std: bool, alike: float)
         assert (found == 0).all()
 
 
+@pytest.mark.parametrize("over", ["trajectories", "turns"])
+def test_scores_that_differ_by_rounding_are_equal(over: Baseline) -> None:
+    """Rewards of 0.1 and 0.2 are as good as one of 0.3: their group is degenerate, and is left out where asked for."""
+    rewards = [(0.1, 0.2), (0.3,), (0.1, 0.1, 0.1)]
+    assert len({sum(each) for each in rewards}) > 1
+    group = [np.full(len(each), 10 * sum(each)) for each in rewards]
+    for found in relative_to_group(group, over, std=True):
+        assert (found == 0).all()
+
+
 def test_group_of_one_has_no_advantage() -> None:
     """All others may have been lost to failures of the environment; with mean 0 its own return would be one."""
     for leave_one_out in (True, False):

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.trainers.gigpo import GiGPOArguments
 from agentgym_tlm.trainers.grpo import GRPOArguments, GRPOTrainer
+from agentgym_tlm.trainers.rloo import RLOOArguments
 from tests.trainers.toys import played, tiny_policy
 
 WON, SLOW, LOST = (
@@ -22,6 +25,13 @@ WON, SLOW, LOST = (
 
 def grpo(folder: Path, **options: Any) -> GRPOTrainer:
     return GRPOTrainer(tiny_policy(), EnvArgs(), GRPOArguments(output_dir=str(folder), **options))
+
+
+@pytest.mark.parametrize("arguments", [GRPOArguments, RLOOArguments, GiGPOArguments])
+def test_group_of_one_is_refused(arguments: type[GRPOArguments]) -> None:
+    """It has nothing to be compared with: a run would play for hours and learn nothing."""
+    with pytest.raises(ConfigError, match="samples_per_task must be at least 2"):
+        arguments(samples_per_task=1)
 
 
 def test_advantages(tmp_path: Path) -> None:

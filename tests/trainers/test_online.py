@@ -7,7 +7,7 @@ import math
 import warnings
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -47,6 +47,18 @@ class Flaky(Crossing):
         return super().step(action)
 
 
+class Closed(Crossing):
+    """Breaks down in every episode until it is opened."""
+
+    opened: ClassVar[bool] = False
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        if not Closed.opened:
+            raise EnvironmentFailureError("the bridge is closed")
+        return super().step(action)
+
+
+register("Closed-v0", "tests.trainers.test_online:Closed", max_episode_steps=4)
 register("Flaky-v0", "tests.trainers.test_online:Flaky", max_episode_steps=4)
 
 
@@ -118,11 +130,43 @@ def test_attempt_that_is_begun_again_logs_what_was_left_out(crossing: Path, tmp_
     assert found[0] == found[1]
 
 
+def test_evaluation_may_be_due_where_an_iteration_ends(crossing: Path, tmp_path: Path) -> None:
+    """As with all default options: an iteration has 8 updates, and every 8, 16 or 40 of them is the end of one."""
+    trainer = grpo(crossing, tmp_path, num_iterations=3, max_steps=2, eval_steps=2, save_steps=2)
+    trainer._evaluate = lambda policy: {"updates": float(policy.version.rpartition("+")[2])}
+    trainer.train()
+    found = [(line["step"], line["eval_updates"]) for line in lines(tmp_path) if "eval_updates" in line]
+    assert found == [(2, 2.0), (4, 4.0)], "what follows the last update is the caller's"
+
+
+def test_training_that_made_no_update_says_so(crossing: Path, tmp_path: Path) -> None:
+    """All episodes fail alike, and are left out: what is saved is the policy that was given."""
+    trainer = grpo(crossing, tmp_path, ENVS, num_iterations=2, drop_degenerate=True, invalid_action_penalty=0.0)
+    trainer.policy.max_context = 50  # one turn
+    with pytest.warns(UserWarning, match="no update was made in 2 iterations"):
+        trainer.train()
+    assert [line["groups_degenerate"] for line in lines(tmp_path)] == [8, 8]
+
+
 def test_nothing_to_learn_from_is_an_error(crossing: Path, tmp_path: Path) -> None:
     trainer = grpo(crossing, tmp_path)
     trainer.policy.max_context = 4  # not even a prompt fits
     with pytest.raises(ConfigError, match="none of 48 sampled episodes can be learnt from: 48 no_tokens"):
         trainer.train()
+
+
+def test_world_that_is_down_is_named_and_played_again(
+    crossing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What broke is said at once, and the same command goes on when it is mended."""
+    envs = EnvArgs(env="Closed-v0")
+    with pytest.raises(ConfigError, match=r"48 env_error\. The first error: the bridge is closed"):
+        grpo(crossing, tmp_path, envs, max_steps=1).train()
+    monkeypatch.setattr(Closed, "opened", True)
+    grpo(crossing, tmp_path, envs, max_steps=1).train()
+    (summary,) = (line for line in lines(tmp_path) if "success" in line)
+    assert summary["episodes"] == 48
+    assert not any("dropped_env_error" in line for line in lines(tmp_path)), "they were no loss in the end"
 
 
 def test_truncated_distributions_are_refused(crossing: Path, tmp_path: Path) -> None:
