@@ -2,8 +2,8 @@
 
 Iteration i plays ``tasks_per_iteration`` training tasks ``samples_per_task`` times each, in an order that a seed
 decides; the episodes of a task are a group. Optimiser and schedule live through all iterations. Every iteration has a
-folder, ``iteration-<i>``, with its episodes: a run killed at any moment goes on with them to the same numbers. (Killed
-while it samples, to the last bits of log-probs, which depend on the episodes that are sampled side by side.)
+folder, ``iteration-<i>``, with its episodes: a run killed at any moment goes on with them to the same numbers. Killed
+while it samples, it samples that iteration anew: the last bits of log-probs depend on what is sampled side by side.
 
 How episodes end decides how they count: a failure of the environment's machinery (``env_error``) or one that was broken
 off (``aborted``) leaves the group and is counted; an episode that ran out of turns (``max_steps``) or of context
@@ -222,6 +222,10 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
         if path.exists():
             self.log_dropped(folder)
             return list(read_trajectories(path))
+        if self.accelerator.is_main_process:
+            for begun in folder.glob("sampled*.jsonl"):
+                begun.unlink()
+        self.accelerator.wait_for_everyone()
         sampled = self.sample_to(
             folder / "sampled.jsonl",
             self._groups(self.state.iteration),

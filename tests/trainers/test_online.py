@@ -23,7 +23,7 @@ from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.policies.tiny import TINY_FORMAT, build_tiny, tokenizer_texts
 from agentgym_tlm.prompt import TagsFormat
-from agentgym_tlm.rollout import rollout
+from agentgym_tlm.rollout import RolloutProgress, rollout
 from agentgym_tlm.trainers.grpo import GRPOArguments, GRPOTrainer
 from agentgym_tlm.trainers.methods import METHODS
 from agentgym_tlm.trainers.online import ROLLOUT_KL_ALARM, OnlineTrainer
@@ -128,6 +128,28 @@ def test_attempt_that_is_begun_again_logs_what_was_left_out(crossing: Path, tmp_
         found.append([line for line in lines(tmp_path) if "tokens_per_second" not in line])
     assert found[0][0]["dropped_env_error"] > 0
     assert found[0] == found[1]
+
+
+def test_killed_while_it_samples_it_comes_to_the_same_weights(crossing: Path, tmp_path: Path) -> None:
+    """To the last bit: episodes that were sampled in other company have log-probs that differ in theirs."""
+    weights = []
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        if name == "killed":
+            trainer = grpo(crossing, folder, n_slots=5)
+
+            def kill(progress: RolloutProgress) -> None:
+                if progress.episodes > 20:
+                    raise KeyboardInterrupt
+
+            trainer.on_rollout = kill
+            with pytest.raises(KeyboardInterrupt):
+                trainer.train()
+            assert 20 < len(list(read_trajectories(folder / "iteration-0" / "sampled.jsonl"))) < 48
+        trainer = grpo(crossing, folder, n_slots=5)
+        trainer.train()
+        weights.append(trainer.policy.model.state_dict())
+    assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
 
 
 def test_evaluation_may_be_due_where_an_iteration_ends(crossing: Path, tmp_path: Path) -> None:
