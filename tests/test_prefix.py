@@ -13,7 +13,8 @@ from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.policies.random import RandomPolicy
 from agentgym_tlm.prefix import Prefix
-from agentgym_tlm.rollout import EpisodeKey, logged_rollout, rollout
+from agentgym_tlm.rollout import logged_rollout, rollout
+from agentgym_tlm.slots import EpisodeKey
 from agentgym_tlm.trajectory import StopReason, Trajectory, read_trajectories, write_trajectories
 from tests.toy_env import ToyEnv, tiny_policy
 from tests.trainers.students import demonstrations, student

@@ -23,7 +23,8 @@ from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.prefix import Prefix
 from agentgym_tlm.ranges import check_range
-from agentgym_tlm.rollout import EpisodeKey, RolloutProgress, logged_rollout
+from agentgym_tlm.rollout import RolloutProgress, logged_rollout
+from agentgym_tlm.slots import EpisodeKey
 from agentgym_tlm.trajectory import StopReason, Trajectory, read_trajectories
 
 ItemT = TypeVar("ItemT")
