@@ -76,7 +76,7 @@ class TrainingArguments:
     logging_steps: int = 10
     """Updates between two lines of metrics.jsonl; a checkpoint ends a line, too."""
     save_steps: int | None = 500
-    """Updates between two checkpoints, one more at the end; None: no checkpoints."""
+    """Updates between two checkpoints; all but the online methods save one more at the end. None: no checkpoints."""
     save_total_limit: int | None = 2
     """Newest checkpoints to keep; None: all."""
     eval_steps: int | None = None

@@ -306,7 +306,7 @@ class Trainer(ABC, Generic[ArgsT]):
             window["tokens"] += tokens
             window["updates"] += 1
             window["seconds"] += time.perf_counter() - started
-            self._after_update(window, plan.updates_per_epoch)
+            self.after_update(window, plan.updates_per_epoch)
         self._tell_policy()
 
     def _tell_policy(self) -> None:
@@ -376,10 +376,12 @@ class Trainer(ABC, Generic[ArgsT]):
         for name, value in {"loss": loss.detach(), **metrics}.items():
             window[f"mean/{name}"] += value * share
 
-    def _after_update(self, window: defaultdict[str, Tensor | float], updates_per_epoch: int) -> None:
+    def after_update(self, window: defaultdict[str, Tensor | float], updates_per_epoch: int) -> None:
+        """Log, save and evaluate what is due; ``window`` has the sums since the last line of the log."""
         args, state = self.args, self.state
         done = state.fit_step == self.total_steps
-        saving = args.save_steps is not None and (done or state.step % args.save_steps == 0)
+        ended = done and not self.continuous  # which has many short fits, and one schedule over all
+        saving = args.save_steps is not None and (ended or state.step % args.save_steps == 0)
         if done or saving or state.step % args.logging_steps == 0:  # a resumed run starts a new window
             self._log_window(window, updates_per_epoch)
             window.clear()

@@ -17,6 +17,7 @@ import copy
 import math
 import warnings
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -181,7 +182,6 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
             items = self.collect()
             if items:
                 self.fit(items)
-                self._report_mismatch()
             if self.state.iteration + 1 == self.args.num_iterations or self._spent():
                 break
             self.state.iteration += 1
@@ -293,9 +293,10 @@ class OnlineTrainer(Trainer[OnlineArgsT]):
             "groups_degenerate": len(groups - compared),
         }
 
-    def before_update(self, parts: Sequence[Sequence[Item]], shares: Sequence[float]) -> None:
+    def after_update(self, window: defaultdict[str, Tensor | float], updates_per_epoch: int) -> None:
         if self.state.fit_step == 1:
             self._report_mismatch()
+        super().after_update(window, updates_per_epoch)
 
     def _report_mismatch(self) -> None:
         """Log how far the trainer's policy was from the one that sampled, once, and warn if that cannot be rounding."""
