@@ -205,11 +205,12 @@ _TINY_PAIRS: dict[str, Any] = {
 }
 _TINY_ONLINE: dict[str, Any] = {
     "learning_rate": 1e-4,
-    "per_device_train_batch_size": 32,
-    "gradient_accumulation_steps": 1,
+    "per_device_train_batch_size": 8,  # on a CPU 1.6 times as fast as 32
+    "gradient_accumulation_steps": 4,
     "mixed_precision": "bf16",
-    "num_iterations": 40,
+    "num_iterations": 60,
     "save_steps": 40,
+    "temperature": 0.5,  # at 1 one episode in ten fails by the noise in its thoughts
     "beta": 0.0,
     "invalid_action_penalty": 0.0,  # in a group that fails as a whole it would be all there is to compare
     "drop_degenerate": True,
