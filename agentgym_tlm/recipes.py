@@ -208,7 +208,7 @@ _TINY_ONLINE: dict[str, Any] = {
     "per_device_train_batch_size": 8,  # on a CPU 1.6 times as fast as 32
     "gradient_accumulation_steps": 4,
     "mixed_precision": "bf16",
-    "num_iterations": 60,
+    "num_iterations": 50,
     "save_steps": 40,
     "temperature": 0.5,  # at 1 one episode in ten fails by the noise in its thoughts
     "beta": 0.0,

@@ -2,7 +2,7 @@
 # The README's table of the online methods on generated games: about half an hour each from the SFT policy of the main job's
 # seed 0, two at a time on two cores; then before and after.
 set -euo pipefail
-export runs="${1:-runs/online}" iterations="${ITERATIONS:-60}"
+export runs="${1:-runs/online}" iterations="${ITERATIONS:-50}"
 train() {
   local run="$runs/$1"
   shift
