@@ -44,7 +44,7 @@ def benchmark_lock(config: ExperimentConfig, *, budget: int | None, suites: Sequ
     if folder.is_dir():
         recipe["policy"] = {path.name: _sha256(path) for path in sorted(folder.glob("*.safetensors"))}
     manifests = {split: envs.manifest(split).sha256 for split in ("train", *config.evaluation.splits)}
-    return {
+    lock = {
         "environment": {"id": envs.env, **_without_folders(envs.version())},
         "manifests": manifests,
         "prompt": {"format": _format(config)["name"], "sha256": _hash(_format(config))},
@@ -62,6 +62,8 @@ def benchmark_lock(config: ExperimentConfig, *, budget: int | None, suites: Sequ
         "recipe": {**recipe, "sha256": _hash(recipe)},
         "suites": {suite.name: suite.envs(envs).manifest(suite.split).sha256 for suite in suites},
     }
+    as_kept: dict[str, Any] = json.loads(to_json(lock))
+    return as_kept
 
 
 def keep_lock(folder: Path, lock: dict[str, Any]) -> None:

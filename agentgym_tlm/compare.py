@@ -30,7 +30,7 @@ from agentgym_tlm.cells import CELL_FILE, Cell, cell_name, finished_cells, last_
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import AgentGymError, ConfigError
 from agentgym_tlm.experiment import Experiment, Rollouts, Training
-from agentgym_tlm.files import write_text
+from agentgym_tlm.files import sole_worker, write_text
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.recipes import ExperimentConfig
 from agentgym_tlm.rollout import logged_rollout
@@ -113,22 +113,25 @@ class Comparison:
         training: Training,
         report: Callable[[str], None],
     ) -> dict[str, str]:
-        """The wanted cells of one seed, its imitation first; see :meth:`run`."""
+        """The wanted cells of one seed, its imitation first, when no other process works on it; see :meth:`run`."""
         failures: dict[str, str] = {}
         variants = [Variant("sft"), *(variant for variant in self.variants if variant.trainer != "sft")]
         names = {cell_name(variant, seed): variant for variant in variants}
         if not any(name in wanted for name in names):
             return failures
-        for i, (name, variant) in enumerate(names.items()):
-            if name not in wanted and i > 0:
-                continue
-            failed = self._attempt(variant, seed, rollouts, training, report)
-            if failed is not None:
-                failures[name] = failed
-                if i == 0:  # the others start from it
-                    failures |= {other: "its SFT policy is missing" for other in names if other in wanted}
+        with sole_worker(
+            self.folder / f"seed{seed}", lambda: report(f"seed{seed}: another process works on it: waits")
+        ):
+            for i, (name, variant) in enumerate(names.items()):
+                if name not in wanted and i > 0:
+                    continue
+                failed = self._attempt(variant, seed, rollouts, training, report)
+                if failed is not None:
                     failures[name] = failed
-                    break
+                    if i == 0:  # the others start from it
+                        failures |= {other: "its SFT policy is missing" for other in names if other in wanted}
+                        failures[name] = failed
+                        break
         return failures
 
     def collect(self, folders: Sequence[Path]) -> list[str]:
@@ -215,6 +218,7 @@ class Comparison:
             config = resumed(config)
             Experiment(config, rollouts=rollouts, training=training).run()
         policy = LanguageModelPolicy.load(folder / variant.trainer / "policy")
+        outcomes, unknown = (before.outcomes, before.unknown) if before else ({}, {})
         evaluated = {_NAMES.get(split, split) for split in config.evaluation.splits}
         played = {
             suite.name: self._play_suite(policy, suite, folder, seed, rollouts)
@@ -233,10 +237,9 @@ class Comparison:
             start=LanguageModelPolicy.load(sft / "sft" / "policy").fingerprint,
             env_steps=0 if variant.trainer == "sft" else sampled_turns(folder / variant.trainer),
             seconds=round(time.monotonic() - began + (before.seconds if before else 0.0), 1),
-            outcomes={name: last_outcomes(trajectories) for name, trajectories in logs.items()},
-            unknown={
-                name: unknown_share(policy.tokenizer.unk_token_id, trajectories) for name, trajectories in logs.items()
-            },
+            outcomes=outcomes | {name: last_outcomes(trajectories) for name, trajectories in logs.items()},
+            unknown=unknown
+            | {name: unknown_share(policy.tokenizer.unk_token_id, trajectories) for name, trajectories in logs.items()},
         ).write(folder)
 
     def _config(self, variant: Variant, seed: int) -> ExperimentConfig:
@@ -260,7 +263,13 @@ class Comparison:
             1.0,
             rollouts,
         )
-        return fmean(len(t.turns) for t in played if not t.stop_reason.is_breakdown)
+        lengths = [len(t.turns) for t in played if t.turns and not t.stop_reason.is_breakdown]
+        if not lengths:
+            raise AgentGymError(
+                f"a budget cannot be planned: no episode of the SFT policy came to a turn; the first ended as "
+                f"{played[0].stop_reason} ({played[0].error or 'no error'})"
+            )
+        return fmean(lengths)
 
     def _play_suite(
         self, policy: LanguageModelPolicy, suite: Suite, folder: Path, seed: int, rollouts: Rollouts

@@ -50,6 +50,7 @@ from agentgym_tlm.prompt import PromptFormat, format_to_dict, make_format
 from agentgym_tlm.recipes import ExperimentConfig
 from agentgym_tlm.renderer import Renderer
 from agentgym_tlm.rollout import RolloutProgress, logged_rollout, rollout
+from agentgym_tlm.suites import TASK_CHOICES
 from agentgym_tlm.trainers.args import RUN_INDEPENDENT
 from agentgym_tlm.trainers.base import Trainer
 from agentgym_tlm.trainers.checkpoint import latest_checkpoint, replaced_folder
@@ -214,17 +215,27 @@ class Experiment:
         config, file = self.config, self.config.expert.file
         if file is None or self._expert_log.exists():
             return None
-        episodes, broken = read_expert(file, config.envs.manifest("train"))
+        read, broken = read_expert(file, config.envs.manifest("train"))
+        chosen = [option for option in TASK_CHOICES if config.envs.env_kwargs.get(option) is not None]
+        episodes = [trajectory for trajectory in read if trajectory.task_id or not chosen]
         won = [trajectory for trajectory in episodes if trajectory.won]
         wins = [trajectory for trajectory in won if any(turn.trainable for turn in trajectory.turns)]
         if not wins:
             raise ConfigError(
-                f"{file} holds no episode that was won and may be imitated: there is nothing to learn from"
+                f"{file} holds no episode that was won and may be imitated"
+                + (f", of a task that {chosen[0]} allow for certain" if len(episodes) < len(read) else "")
+                + ": there is nothing to learn from"
             )
         if config.trainer != "sft" and issubclass(METHODS[config.trainer].trainer, PreferenceTrainer):
             training_tasks(config.envs, None, wins)
         if broken:
             warnings.warn(f"{file}: {len(broken)} records are left out: {summary(broken)}", stacklevel=2)
+        if len(episodes) < len(read):
+            warnings.warn(
+                f"{file}: {len(read) - len(episodes)} episodes of other tasks than {chosen[0]} allow, or of tasks that "
+                "are not known, are left out",
+                stacklevel=2,
+            )
         if len(won) < len(episodes):
             warnings.warn(f"{file}: {len(episodes) - len(won)} episodes that were not won are left out", stacklevel=2)
         if len(wins) < len(won):

@@ -1,10 +1,12 @@
-"""Small files that are complete or absent."""
+"""Small files that are complete or absent, and folders that one process at a time works in."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,27 @@ def write_text(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+@contextmanager
+def sole_worker(folder: Path, busy: Callable[[], None]) -> Iterator[None]:
+    """One process at a time is inside for ``folder``; ``busy`` is called where others have to be waited for.
+
+    The lock goes with its process, however that ends. Warns where a file system, or the machine, has no locks.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                busy()
+                fcntl.flock(file, fcntl.LOCK_EX)
+        except (ImportError, OSError) as error:
+            warnings.warn(f"{folder} cannot be locked ({error}): let no two processes work in it", stacklevel=3)
+        yield
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:

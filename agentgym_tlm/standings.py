@@ -81,8 +81,9 @@ class Pair:
         if value == low == high == 0:
             return f"{self.suite}: {self.trainer} and {self.other} did the same on every task."
         word, bounds = ("better", (low, high)) if value >= 0 else ("worse", (-high, -low))
-        sure = "the data tell them apart" if self.difference.excludes_zero else "the data do not tell them apart"
-        if self.p < 0.05 and not self.difference.excludes_zero:
+        apart = self.difference.excludes_zero and self.p < 0.05  # resampling few episodes shows too little noise
+        sure = "the data tell them apart" if apart else "the data do not tell them apart"
+        if self.p < 0.05 and not apart:
             sure += f" (these policies do differ, p = {self.p:.2g}, but others of the same trainers may not)"
         alone = "" if self.seeds > 1 else " (one seed: another training of the same may differ by more)"
         return (
@@ -354,4 +355,5 @@ def _html(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return ""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll" tabindex="0">{table}</div>'

@@ -10,6 +10,7 @@ All randomness is seeded: same outcomes, same numbers. Definitions:
     resampled seed, the usual two-stage bootstrap, counts the noise of single episodes about twice over and leaves out
     that a task is as hard for one seed as for the next. With 2 seeds and strong seed effects, 95% intervals hold in
     about 91% of cases; in all others in 95 to 99%. One seed says nothing about others: its interval is over tasks only.
+    Strata of one task, within which nothing can be resampled, are made one stratum.
 ``iqm``, ``probability_of_improvement``
     Interquartile mean, and the chance that a run of one method is better than a run of another on a task, averaged over
     tasks, ties counting one half (Agarwal et al., 2021, arXiv 2108.13264). Single episodes are won or lost; what enters
@@ -63,6 +64,8 @@ def bootstrap_mean(
         weights = rng.multinomial(seeds - 1, np.full(seeds, 1 / seeds), size=draws).astype(float)
         replicates += _ratio(weights @ values.sum(1), weights @ counts.sum(1), mean) - mean
     kinds = np.asarray([""] * tasks if strata is None else strata)
+    _, numbers, sizes = np.unique(kinds, return_inverse=True, return_counts=True)
+    kinds = np.where(sizes[numbers] > 1, numbers, -1)
     weights = np.empty((draws, tasks))
     for kind in np.unique(kinds):
         members = np.flatnonzero(kinds == kind)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym_tlm.envs.alfworld.problem import TASK_TYPES
 from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.envs.scienceworld.protocols import find_protocol
 from agentgym_tlm.envs.scienceworld.tasks import TASKS
 from agentgym_tlm.errors import ConfigError
 
@@ -51,7 +52,7 @@ _TOPICS = (
 )
 UNKNOWN_SHARE = 0.005
 """Share of unknown words above which numbers come with a note."""
-_CHOICES = ("task_types", "tasks")
+TASK_CHOICES = ("task_types", "tasks")
 """Environment options that choose the kinds of tasks."""
 
 
@@ -84,10 +85,9 @@ class Suite:
         if self.env != trained.env:
             return True
         for option, value in self.env_kwargs.items():
-            had = trained.env_kwargs.get(option)
-            if option in _CHOICES and (had is None or set(value) & ({had} if isinstance(had, str) else set(had))):
+            if option in TASK_CHOICES and set(value) & set(_kinds(trained)):
                 return False
-            if option not in _CHOICES and had == value:
+            if option not in TASK_CHOICES and trained.env_kwargs.get(option) == value:
                 return False
         return bool(self.env_kwargs)
 
@@ -130,15 +130,32 @@ def find_suites(names: Sequence[str]) -> list[Suite]:
 def held_out(envs: EnvArgs, name: str) -> EnvArgs:
     """``envs`` without the tasks of the suite ``name``. Raises ConfigError for one that is no kind of tasks of it."""
     (suite,) = find_suites([name])
-    kinds = {"ALFWorld-v0": TASK_TYPES, "ScienceWorld-v0": tuple(TASKS)}
-    option = next((option for option in _CHOICES if option in suite.env_kwargs), None)
+    option = next((option for option in TASK_CHOICES if option in suite.env_kwargs), None)
     if option is None or suite.env != envs.env:
-        possible = [s.name for s in SUITES.values() if s.env == envs.env and s.env_kwargs.keys() & set(_CHOICES)]
+        possible = [s.name for s in SUITES.values() if s.env == envs.env and s.env_kwargs.keys() & set(TASK_CHOICES)]
         raise ConfigError(f"{name} cannot be held out of {envs.env}: that has {', '.join(possible) or 'no such suite'}")
     if option in envs.env_kwargs:
         raise ConfigError(f"env_kwargs choose the {option} already: leave them or --hold-out out")
-    rest = [kind for kind in kinds[envs.env] if kind not in suite.env_kwargs[option]]
+    kinds = _kinds(envs)
+    rest = [kind for kind in kinds if kind not in suite.env_kwargs[option]]
+    if not rest or len(rest) == len(kinds):
+        raise ConfigError(
+            f"{name} cannot be held out: "
+            + (
+                "training has no other tasks"
+                if not rest
+                else f"training has none of its tasks; test it with --suites {name}"
+            )
+        )
     return replace(envs, env_kwargs={**envs.env_kwargs, option: rest})
+
+
+def _kinds(envs: EnvArgs) -> Sequence[str]:
+    """Task types of ALFWorld, or tasks of ScienceWorld, that there are in training."""
+    chosen = next((envs.env_kwargs[option] for option in TASK_CHOICES if envs.env_kwargs.get(option) is not None), None)
+    if chosen is not None:
+        return [kind.strip() for kind in chosen.split(",")] if isinstance(chosen, str) else list(chosen)
+    return TASK_TYPES if envs.env == "ALFWorld-v0" else find_protocol(envs.env_kwargs.get("protocol") or "short").tasks
 
 
 def unknown_share(unknown: int | None, trajectories: Sequence[Trajectory]) -> float:

@@ -64,9 +64,18 @@ def _samples_pairs(trainer: str) -> bool:
 
 
 def resumed(config: ExperimentConfig) -> ExperimentConfig:
-    """Going on with the cell's folder if it was begun, wherever the comparison's folder is now."""
+    """Going on with the cell's folder if it was begun, wherever that and its data are now, which have the same lock."""
     file = config.run_dir / "config.yaml"
     if not file.exists():
         return config
-    write_text(file, dump(replace(load(config, file), sft_policy=config.sft_policy)))
+    begun = load(config, file)
+    moved = replace(
+        begun,
+        sft_policy=config.sft_policy,
+        policy=config.policy,
+        expert=config.expert,
+        envs=replace(begun.envs, data_dir=config.envs.data_dir),
+        evaluation=replace(begun.evaluation, n_slots=config.evaluation.n_slots),
+    )
+    write_text(file, dump(moved))
     return replace(config, resume=True)

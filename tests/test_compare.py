@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_tlm.benchmark import benchmark_lock, check_lock, read_lock
+from agentgym_tlm.benchmark import benchmark_lock, check_lock, keep_lock, read_lock
 from agentgym_tlm.cells import Cell
 from agentgym_tlm.cli import main
 from agentgym_tlm.commands.compare import Compare
@@ -112,6 +112,16 @@ def test_a_cell_that_fails_does_not_stop_the_others(
     assert 80 <= grpo.env_steps < 80 + 4 * 4  # the budget, and an iteration of 4 episodes of at most 4 steps
 
 
+def test_other_suites_are_added_to_those_that_were_played(finished: Path, tmp_path: Path) -> None:
+    """Hours of play must not leave the table because they are not named again."""
+    folder = shutil.copytree(finished, tmp_path / "more")
+    before = Cell.read(folder / "seed0/sft")
+    assert compare(folder, "--only", "seed0/sft", "--trainers", "sft", "--suites", "paraphrased") == 0
+    after = Cell.read(folder / "seed0/sft")
+    assert after.outcomes == {**before.outcomes, "paraphrased": after.outcomes["paraphrased"]}
+    assert after.unknown.keys() == after.outcomes.keys()
+
+
 def test_what_is_sampled_alike_is_sampled_once(finished: Path, tmp_path: Path) -> None:
     """Trainers that learn from the same failures get the same file, and come to what they would have come to alone."""
     dpo = finished / "seed0" / "dpo" / "dpo" / "iteration-0" / "sampled.jsonl"
@@ -127,7 +137,7 @@ def test_what_is_sampled_alike_is_sampled_once(finished: Path, tmp_path: Path) -
 
 
 def test_a_cell_that_was_cut_off_goes_on(finished: Path, tmp_path: Path) -> None:
-    """In a folder that was moved since: with what was sampled already, and to the same outcomes."""
+    """In a folder that was moved since, on a smaller machine: with what was sampled, and to the same outcomes."""
     folder = shutil.copytree(finished, tmp_path / "moved")
     cell = folder / "seed0" / "dpo"
     expected = Cell.read(cell)
@@ -135,7 +145,8 @@ def test_a_cell_that_was_cut_off_goes_on(finished: Path, tmp_path: Path) -> None
         path.unlink()
     shutil.rmtree(cell / "dpo" / "policy")
     sampled = (cell / "dpo" / "iteration-0" / "sampled.jsonl").stat().st_mtime_ns
-    assert compare(folder, "--trainers", "sft", "dpo", "--seeds", "0", "--suites", "put") == 0
+    options = ("--trainers", "sft", "dpo", "--seeds", "0", "--suites", "put", "--evaluation.n-slots", "3")
+    assert compare(folder, *options) == 0
     assert replace(Cell.read(cell), seconds=expected.seconds) == expected
     assert (cell / "dpo" / "iteration-0" / "sampled.jsonl").stat().st_mtime_ns >= sampled
 
@@ -174,13 +185,18 @@ def test_seeds_side_by_side_come_to_the_same_results(finished: Path, tmp_path: P
     )
 
 
-def test_machines_share_the_work_and_their_folders_are_merged(finished: Path, tmp_path: Path) -> None:
+def test_machines_share_the_work_and_their_folders_are_merged(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for folder, seed in ((here, "seed1"), (there, "seed0")):
         shutil.copytree(finished, folder)
         shutil.rmtree(folder / seed)
     assert compare(here, "--collect", str(there), "--trainers", "sft", "dpo") == 0
     assert json.loads((here / "comparison.json").read_text()) == json.loads((finished / "comparison.json").read_text())
+    assert main(["compare", "--env", "HotpotQA-v0", "--output-dir", str(here), "--collect", str(there)]) == 0
+    assert "<title>ALFWorld-v0: sft, dpo</title>" in (here / "report.html").read_text()
+    assert "Not done yet" not in capsys.readouterr().out  # nobody has said what is wanted
     other = read_lock(there)
     other["packages"]["torch"] = "1.0"
     (there / "benchmark.lock").write_text(json.dumps(other))
@@ -231,6 +247,7 @@ def test_lock_names_what_numbers_depend_on(finished: Path) -> None:
         (["--protocol", "gigpo-128"], "plays some tasks twice"),
         (["--protocol", "eto"], "--evaluation.num-tasks"),
         (["--hold-out", "put"], "that has type-pick"),
+        (["--baseline", "rft"], "rft is not one of the trainers, which are sft, dpo, tlm-dre"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_played(
@@ -284,6 +301,26 @@ def test_protocol_sets_what_it_has() -> None:
     assert (shared.envs.max_episode_steps, shared.prompt_format) == (50, "tags")
     assert (shared.evaluation.splits, shared.evaluation.temperature) == (("valid_seen",), 0.4)
     assert shared.expert.num_tasks == 5000  # the recipe is still that of tiny
+
+
+@pytest.mark.parametrize(
+    "option", [("--max-episode-steps", "10"), ("--evaluation.temperature", "0.7"), ("--evaluation.splits", "train")]
+)
+def test_protocol_is_not_played_in_another_way(option: tuple[str, str]) -> None:
+    """Neither silently as the protocol has it, nor as the option has it."""
+    with pytest.raises(ConfigError, match="leave out one of the two"):
+        parse(Compare, ["--protocol", "gigpo", *option], prog="compare").comparison()
+
+
+def test_baseline_has_one_spelling(finished: Path) -> None:
+    assert compare(finished, "--only", "seed0/sft", "--trainers", "sft", "dpo", "--baseline", " dpo") == 0
+    assert json.loads((finished / "comparison.json").read_text())["baseline"] == "dpo"
+
+
+def test_options_that_json_cannot_hold_are_the_same_the_next_time(tmp_path: Path) -> None:
+    options = parse(Compare, [*OPTIONS, "--sft.max-grad-norm", "inf"], prog="compare").comparison().shared
+    for _ in range(2):
+        keep_lock(tmp_path, benchmark_lock(options, budget=None))
 
 
 def test_help_has_no_options_that_mean_nothing_here(capsys: pytest.CaptureFixture[str]) -> None:

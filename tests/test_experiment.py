@@ -229,6 +229,18 @@ def test_file_without_task_ids_is_no_use_to_a_method_of_pairs(finished: Path, tm
     assert not (tmp_path / "run").exists()
 
 
+def test_file_does_not_bring_in_tasks_that_are_held_out(finished: Path, tmp_path: Path) -> None:
+    """Who trains on some task types must not imitate others because an expert's file has them."""
+    file = finished / "trajectories" / "expert.jsonl"
+    types = sorted({t.task_type for t in read_trajectories(file) if t.won})
+    envs = EnvArgs(max_episode_steps=6, env_kwargs={"task_types": types[:1]})
+    config = replace(small(tmp_path / "run"), trainer="sft", envs=envs, expert=ExpertArguments(file=file))
+    with pytest.warns(UserWarning, match="episodes of other tasks than task_types allow"):
+        run(config)
+    kept = read_trajectories(tmp_path / "run" / "trajectories" / "expert.jsonl")
+    assert {t.task_type for t in kept} == set(types[:1]) < set(types)
+
+
 @pytest.mark.parametrize("trainer", ["nat", "coh"])
 def test_evaluation_asks_a_conditional_policy_for_success(finished: Path, tmp_path: Path, trainer: str) -> None:
     """Before the training it is not asked, for it would not know what that means; after it, always."""

@@ -60,6 +60,15 @@ def test_policies_that_differ_do_not_make_trainers_that_do() -> None:
     assert "these policies do differ, p = 0.00049" in pair.verdict
 
 
+def test_few_tasks_cannot_tell_trainers_apart() -> None:
+    """All of three won against none: resampled, that is always so, and by chance it is so in one of four cases."""
+    cells = [cell("sft", 0, 0), cell("dpo", 0, 3)]
+    cells = [replace(c, outcomes={"unseen": c.outcomes["unseen"][:3]}) for c in cells]
+    (pair,) = Standings.of(cells).pairs
+    assert (pair.p, pair.difference.value) == (2 / 8, 1.0)
+    assert "the data do not tell them apart" in pair.verdict
+
+
 def test_worse_is_said_with_the_interval_turned_round() -> None:
     standings = Standings.of(CELLS, baseline="dpo", order=["sft", "dpo", "dil"])
     assert [pair.trainer for pair in standings.pairs] == ["sft", "dil"]
@@ -132,6 +141,7 @@ def test_files_hold_every_record(tmp_path: Path) -> None:
     assert "| dpo:x=<script>\\| | 3 | 100 |" in text
     assert "- seed1/rft failed and is missing: no memory" in text
     assert "<script>" not in standings.html({})
+    assert standings.html({}).count('<div class="scroll" tabindex="0"><table>') == 2  # on a narrow screen, too
 
 
 def test_terminal_shows_both_tables() -> None:

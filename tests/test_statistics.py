@@ -83,6 +83,14 @@ def test_task_types_are_strata() -> None:
     assert bootstrap_mean(outcomes).low < 0.2
 
 
+def test_tasks_of_types_of_their_own_are_resampled_together() -> None:
+    """Four tasks of four types: drawing each from itself would show no noise, and any difference would look sure."""
+    outcomes = np.array([[1.0, 0.0, -1.0, 1.0]])
+    assert bootstrap_mean(outcomes, list("abcd")) == bootstrap_mean(outcomes)
+    assert not bootstrap_mean(outcomes, list("abcd")).excludes_zero
+    assert bootstrap_mean(np.repeat(outcomes, 2, axis=1), list("abcdabcd")).low < 0.25
+
+
 def test_failures_of_machinery_are_no_outcomes() -> None:
     outcomes = np.array([[1.0, np.nan, 0.0], [1.0, 1.0, np.nan]])
     assert bootstrap_mean(outcomes).value == 3 / 4

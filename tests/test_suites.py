@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import Qwen2Config
 from agentgym_tlm import suites
 from agentgym_tlm.cli import main
 from agentgym_tlm.envs.args import EnvArgs
+from agentgym_tlm.envs.scienceworld.protocols import find_protocol
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.policies.expert import ExpertPolicy
 from agentgym_tlm.policies.tiny import build_tiny, tokenizer_texts
@@ -65,6 +67,26 @@ def test_held_out_tasks_are_not_in_training_and_are_the_suite() -> None:
     assert all("pick_heat" in task for task in SUITES["type-heat"].envs(without).manifest("valid_unseen"))
 
 
+def test_holding_a_topic_out_adds_no_other_tasks() -> None:
+    """ScienceWorld's protocol has nine tasks: the others are not played because one topic is not."""
+    short = {"find-living-thing", "find-non-living-thing", "find-plant", "find-animal"}
+    without = held_out(EnvArgs(env="ScienceWorld-v0"), "topic-classification").env_kwargs["tasks"]
+    assert set(without) == set(find_protocol("short").tasks) - short
+    full = held_out(EnvArgs(env="ScienceWorld-v0", env_kwargs={"protocol": "full"}), "topic-classification")
+    assert len(full.env_kwargs["tasks"]) == 30 - len(short)
+    with pytest.raises(ConfigError, match="training has none of its tasks; test it with --suites topic-genetics"):
+        held_out(EnvArgs(env="ScienceWorld-v0"), "topic-genetics")
+    assert SUITES["topic-genetics"].out_of_domain(EnvArgs(env="ScienceWorld-v0"))
+    assert not SUITES["topic-classification"].out_of_domain(EnvArgs(env="ScienceWorld-v0"))
+
+
+def test_options_hold_for_the_environment_that_a_policy_remembers(tmp_path: Path) -> None:
+    """It is not named again on the command line, and its data folder and step limit are not forgotten for that."""
+    EnvArgs(env="HotpotQA-v0", env_kwargs={"compat": "react"}).remember(tmp_path)
+    given = EnvArgs(data_dir="questions", max_episode_steps=3)
+    assert given.trained_on(tmp_path) == replace(given, env="HotpotQA-v0", env_kwargs={"compat": "react"})
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigError, match="no suite 'sean'"):
         find_suites(["sean"])
@@ -107,6 +129,10 @@ def test_a_policy_is_evaluated_on_suites(policy: Path, tmp_path: Path, capsys: p
         if "does not know" in line
     }
     assert shares["renamed"] > 10 > shares.get("unseen", 0.0)
+    assert main(["report", str(tmp_path), "--output", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "6 episodes of 3 turn logs" in page
+    assert "ALFWorld renamed" in page
     assert main(argv) == 0  # and goes on in the same folders
 
 

@@ -12,7 +12,8 @@ import tyro
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from agentgym_tlm.cells import Cell
+from agentgym_tlm.benchmark import read_lock
+from agentgym_tlm.cells import Cell, finished_cells
 from agentgym_tlm.compare import Comparison
 from agentgym_tlm.errors import ConfigError
 from agentgym_tlm.jobs import run_side_by_side
@@ -22,7 +23,7 @@ from agentgym_tlm.ranges import COUNT, check_ranges
 from agentgym_tlm.recipes import ExperimentConfig, TrainerName
 from agentgym_tlm.standings import Metric, Standings
 from agentgym_tlm.suites import find_suites, held_out
-from agentgym_tlm.variants import parse_variants
+from agentgym_tlm.variants import Variant, parse_variants
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,7 @@ class Compare(ExperimentConfig):
         """Do what is not done, print tables and verdicts, write files; 1 if a cell failed."""
         disable_progress_bar()
         comparison = self.comparison()
+        baseline = self._baseline(comparison)
         failures: dict[str, str] = {}
         if self.collect:
             copied = comparison.collect(self.collect)
@@ -106,7 +108,7 @@ class Compare(ExperimentConfig):
                 raise KeyboardInterrupt("Go on with the same command; what is finished is not done again.") from None
         cells = comparison.cells()
         order = [variant.name for variant in comparison.variants]
-        standings = Standings.of(cells, baseline=self.baseline, metric=self.metric, order=order)
+        standings = Standings.of(cells, baseline=baseline, metric=self.metric, order=order)
         standings.write(comparison.folder, cells, failures)
         console = Console(highlight=False)
         for table in standings.tables():
@@ -115,11 +117,21 @@ class Compare(ExperimentConfig):
             console.print(line, soft_wrap=True, markup=False)
         finished = {cell.name for cell in cells}
         missing = [name for name in comparison.names if name not in finished and name not in failures]
-        if missing:
+        if missing and not self.collect:
             console.print(f"Not done yet: {' '.join(missing)}", soft_wrap=True)
         console.print(f"comparison.md, .csv, .json, report.html: {comparison.folder}", soft_wrap=True)
         _write_report(comparison, cells, standings, failures)
         return 1 if failures else 0
+
+    def _baseline(self, comparison: Comparison) -> str | None:
+        """The baseline in the one spelling of its spec. Raises ConfigError for one that there will be no cell of."""
+        if self.baseline is None:
+            return None
+        name = Variant.parse(self.baseline).name
+        finished = [cell.trainer for folder in (comparison.folder, *self.collect) for _, cell in finished_cells(folder)]
+        if name not in (known := dict.fromkeys(["sft", *(v.name for v in comparison.variants), *finished])):
+            raise ConfigError(f"baseline: {name} is not one of the trainers, which are {', '.join(known)}")
+        return name
 
     def comparison(self) -> Comparison:
         """What the options mean. Raises ConfigError where they contradict each other."""
@@ -141,6 +153,7 @@ class Compare(ExperimentConfig):
 
 def _with_protocol(config: ExperimentConfig, name: ProtocolName) -> ExperimentConfig:
     protocol = PROTOCOLS[name]
+    default = ExperimentConfig.defaults_for(config.policy, config.envs.env, "sft")
     if config.envs.env != ENV_ID:
         raise ConfigError(f"the protocol {name} is one of {ENV_ID}: leave it out for {config.envs.env}")
     if protocol.num_draws is not None:
@@ -149,6 +162,18 @@ def _with_protocol(config: ExperimentConfig, name: ProtocolName) -> ExperimentCo
         raise ConfigError(f"the protocol {name} has the prompt format {protocol.format.name}: leave one of the two out")
     if config.evaluation.num_tasks is not None:
         raise ConfigError(f"the protocol {name} plays every task: leave out --evaluation.num-tasks")
+    fixed = {
+        "max_episode_steps": (
+            config.envs.max_episode_steps,
+            default.envs.max_episode_steps,
+            protocol.max_episode_steps,
+        ),
+        "splits": (config.evaluation.splits, default.evaluation.splits, protocol.splits),
+        "temperature": (config.evaluation.temperature, default.evaluation.temperature, protocol.temperature),
+    }
+    for option, (given, usual, wanted) in fixed.items():
+        if given not in (usual, wanted):
+            raise ConfigError(f"the protocol {name} has {option} {wanted}, not {given}: leave out one of the two")
     return replace(
         config,
         envs=replace(config.envs, max_episode_steps=protocol.max_episode_steps),
@@ -166,7 +191,7 @@ def _write_report(
     write_report(
         [comparison.folder / cell.name for cell in cells],
         comparison.folder / "report.html",
-        title=f"{comparison.shared.envs.env}: {', '.join(standings.trainers)}",
+        title=f"{read_lock(comparison.folder)['environment']['id']}: {', '.join(standings.trainers)}",
         sections=[("Comparison", standings.html(failures))],
     )
 

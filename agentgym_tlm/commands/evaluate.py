@@ -73,6 +73,7 @@ class Evaluate(PlayOptions):
             options = replace(self, suites=(), splits=(suite.split,), envs=envs, temperature=self.temperature or 0.0)
             (trajectories,) = play(options, folder / suite.name, "eval", [suite.split])
             results.append(replace(EvalResult.of(trajectories), split=suite.name))
+            write_results(folder / suite.name / "results.json", results[-1:])
             if (share := unknown_share(unknown, trajectories)) > UNKNOWN_SHARE:
                 print(f"{suite.name}: {100 * share:.1f}% of the first prompts are words that the policy does not know")
             if suite.out_of_domain(trained):

@@ -19,7 +19,7 @@ class Report:
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...", help_behavior_hint="")] = ()
-    """Run folders, such as train and eval write."""
+    """Run folders, such as train and eval write; or one of several, such as compare and eval --suites write."""
     output: Path = Path("report.html")
     """The file to write; one that is there is replaced."""
     title: str = "Agents and their episodes"

@@ -53,12 +53,12 @@ class EnvArgs:
         return replace(self, env_kwargs=trained_on["env_kwargs"]) if trained_on["env"] == self.env else self
 
     def trained_on(self, folder: Path) -> EnvArgs:
-        """The environment that the policy in ``folder`` was trained on, as far as that remembers; else this one."""
+        """The environment that the policy in ``folder`` was trained on, if it remembers, with the options from here."""
         file = folder / _REMEMBERED
         if not file.is_file():
             return self
         trained_on = json.loads(file.read_text(encoding="utf-8"))
-        return self.as_remembered(folder) if trained_on["env"] == self.env else EnvArgs(**trained_on)
+        return replace(self, env=trained_on["env"]).as_remembered(folder)
 
     @property
     def options(self) -> dict[str, Any]:

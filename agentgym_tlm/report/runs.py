@@ -13,6 +13,7 @@ import yaml
 
 from agentgym_tlm.errors import DataError
 from agentgym_tlm.evaluate import EvalResult, read_results
+from agentgym_tlm.suites import SUITES
 from agentgym_tlm.trajectory import Trajectory, Turn, read_trajectories
 
 _NOT_A_VARIANT = {"output_dir", "logging_steps", "save_steps", "save_total_limit", "eval_steps", "report_to", "n_slots"}
@@ -40,11 +41,19 @@ class Log:
 
     def read(self, limit: int | None) -> Iterator[tuple[Trajectory, ...]]:
         """Episodes, or pairs of the chosen and the rejected one; of more than ``limit``, evenly spaced ones."""
-        size = self.size
-        wanted = range(size) if limit is None or limit >= size else {i * size // limit for i in range(limit)}
+        wanted = range(self.size) if limit is None or limit >= self.size else self._spaced(limit)
         for i, episodes in enumerate(zip(*map(read_trajectories, self.paths), strict=True)):
             if i in wanted:
                 yield episodes
+
+    def _spaced(self, limit: int) -> set[int]:
+        """Places of ``limit`` episodes: in evaluations of the same tasks for every policy, the newest of each."""
+        places = list(range(self.size))
+        if self.kind == "evaluation":
+            newest = {episode.task_id: i for i, episode in enumerate(read_trajectories(self.paths[0]))}
+            if len(newest) >= limit:
+                places = [newest[task] for task in sorted(newest)]
+        return {places[i * len(places) // limit] for i in range(limit)}
 
     @property
     def tokenizer(self) -> Path | None:
@@ -63,8 +72,14 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The run's options."""
-        config: dict[str, Any] = yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
+        """The run's options. Raises DataError for a config.yaml of something else."""
+        file = self.folder / "config.yaml"
+        try:
+            config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise DataError(f"{file} cannot be read: {error}") from error
+        if not isinstance(config, dict) or "policy" not in config:
+            raise DataError(f"{file} names no policy: it is not one that train and eval write")
         return config
 
     @property
@@ -90,6 +105,9 @@ class Run:
     def sft_policy(self) -> Path:
         """Folder of the SFT policy from which the trainer went on."""
         given = self.config.get("sft_policy")
+        beside = self.folder.parent / "sft" / "sft" / "policy"  # in a comparison that was moved or collected
+        if given and not Path(given).is_dir() and beside.is_dir():
+            return beside
         return Path(given) if given else self.folder / "sft" / "policy"
 
     @cached_property
@@ -125,7 +143,7 @@ class Run:
 
     def logs(self) -> list[Log]:
         """All turn logs that a reader may want to see: evaluations, pairs, episodes of the training, the expert's."""
-        played = [*self._played("evaluation"), *self._suites()]
+        played = [*self._played("evaluation"), *self._suites(), *self._evaluated()]
         return [*played, *self.pairs(), *self._training(), *self._played("expert")]
 
     def pairs(self) -> list[Log]:
@@ -160,6 +178,20 @@ class Run:
         paths = sorted((self.folder / "suites").glob("*.jsonl"))
         return [Log(self, self.trainer, "evaluation", f"{self.trainer}-{path.stem}", (path,)) for path in paths]
 
+    def _evaluated(self) -> list[Log]:
+        """What eval or rollout played: a file per split, in a folder of its own for a suite."""
+        suite = SUITES.get(self.folder.name)
+        return [
+            Log(
+                self,
+                self.trainer,
+                "evaluation",
+                f"{self.trainer}-{path.stem if suite is None or suite.env is None else suite.name}",
+                (path,),
+            )
+            for path in sorted(self.folder.glob("*.jsonl"))
+        ]
+
     def _training(self) -> list[Log]:
         """What was learnt from where that is no pairs: an online method's episodes, or what another sampled."""
         episodes, pairs = dict(self._iterations("episodes.jsonl")), dict(self._iterations("pairs"))
@@ -172,14 +204,21 @@ class Run:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Runs with the shortest names that tell them apart. Raises DataError for what is no run folder."""
+    """Runs with the shortest names that tell them apart; those of a comparison, or of suites, by their folder.
+
+    Raises DataError for what is no run folder and has none.
+    """
     if not folders:
         raise DataError("name at least one run folder, such as train writes")
-    for folder in folders:
-        if not (folder / "config.yaml").is_file():
-            raise DataError(f"{folder} is no run folder: it has no config.yaml, such as train and eval write")
-    paths = list(dict.fromkeys(folder.resolve() for folder in folders))
+    paths = list(dict.fromkeys(run.resolve() for folder in folders for run in _run_folders(folder)))
     return [Run(path, _name(path, paths)) for path in paths]
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    for pattern in ("config.yaml", "*/config.yaml", "seed*/*/config.yaml"):
+        if found := sorted(folder.glob(pattern)):
+            return [file.parent for file in found]
+    raise DataError(f"{folder} is no run folder: it has no config.yaml, such as train and eval write")
 
 
 def _name(path: Path, paths: Sequence[Path]) -> str:
@@ -194,8 +233,13 @@ def variants(runs: Sequence[Run]) -> dict[Path, str]:
     """By run folder, its trainer, with those of its options that differ among the runs of that trainer."""
     by_trainer: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        by_trainer.setdefault((run.env, run.trainer), []).append(run)
-    names = {}
+        if run.method:
+            by_trainer.setdefault((run.env, run.trainer), []).append(run)
+    names = {
+        run.folder: f"{run.trainer} (eval)" if (run.env, run.trainer) in by_trainer else run.trainer
+        for run in runs
+        if not run.method  # an evaluation has none of the options, which is no difference
+    }
     for group in by_trainer.values():
         options = [{k: v for k, v in run.method.items() if k not in _NOT_A_VARIANT} for run in group]
         differing = sorted({name for one in options for name in one if any(o.get(name) != one[name] for o in options)})

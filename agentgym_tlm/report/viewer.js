@@ -15,6 +15,7 @@
     ["change", "change from SFT"],
     ["stop", "stop reason"],
   ];
+  const NO_OUTCOME = ["env_error", "policy_error", "aborted"]; // such an episode is played again
   const DOUBT = [0.9, 0.7, 0.4, 0.15]; // a token less probable than these is shaded one degree darker
 
   const byId = (id) => document.getElementById(id);
@@ -28,7 +29,7 @@
   let turnAt = -1; // and the turn
   let shading = "auto";
   let beside = ""; // policy whose episode of the same task is shown beside
-  const sameTask = new Map(); // rows of evaluations by task
+  const sameTask = new Map(); // rows of evaluations by task, one of each policy
   const chunks = new Map(); // the newest last
 
   function el(tag, properties = {}, ...children) {
@@ -78,7 +79,8 @@
   function changeFromSft(row) {
     const episode = episodes[row];
     const start = others(row).find((other) => isStart(other, episode));
-    if (start === undefined) return "";
+    if (start === undefined || !sameTask.get(taskKey(episode)).includes(row)) return "";
+    if ([start, row].some((each) => NO_OUTCOME.includes(episodes[each].stop))) return "";
     const [before, after] = [episodes[start].won, episode.won];
     if (before === after) return after ? "still won" : "still not won";
     return after ? "newly won" : "won no more";
@@ -496,8 +498,10 @@
     episodes.forEach((episode, row) => {
       if (episode.kind !== "evaluation") return;
       const key = taskKey(episode);
-      if (sameTask.has(key)) sameTask.get(key).push(row);
-      else sameTask.set(key, [row]);
+      const rows = sameTask.get(key) ?? [];
+      const earlier = rows.findIndex((other) => policyName(episodes[other]) === policyName(episode));
+      rows.splice(earlier < 0 ? rows.length : earlier, 1, row); // the newest episode counts
+      sameTask.set(key, rows);
     });
     episodes.forEach((episode, row) => (episode.change = changeFromSft(row)));
     fillFacets();

@@ -17,6 +17,10 @@ def test_what_is_no_run_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
         read_runs([tmp_path])
     with pytest.raises(DataError, match="at least one"):
         read_runs([])
+    for foreign in ("- a list", "model: gpt", "a: [", ""):
+        (tmp_path / "config.yaml").write_text(foreign)
+        with pytest.raises(DataError, match=r"names no policy|cannot be read"):
+            _ = read_runs([tmp_path])[0].config
 
 
 def test_names_are_as_short_as_they_can_be_told_apart(tmp_path: Path) -> None:
@@ -94,6 +98,45 @@ def test_turn_weights_are_those_of_the_training(tmp_path: Path) -> None:
 def test_an_evaluation_is_called_by_its_policy(tmp_path: Path, policy: str, name: str) -> None:
     """A folder that `agentgym-tlm eval` wrote names no trainer."""
     (tmp_path / "config.yaml").write_text(f"policy: {policy}\nenv: Toy-v0\n")
-    write_trajectories(tmp_path / "trajectories" / "eval-valid_seen.jsonl", [episode(["put lamp"])])
+    write_trajectories(tmp_path / "valid_seen.jsonl", [episode(["put lamp"])])
     (log,) = Run(tmp_path, "run").logs()
     assert (log.label, log.kind, log.run.pivot(0), log.tokenizer) == (name, "evaluation", None, None)
+    assert log.name == f"{name}-valid_seen"  # as in a run of train, so that the two are read side by side
+
+
+def test_an_evaluation_does_not_differ_in_every_option(tmp_path: Path) -> None:
+    """Beside the run that trained its policy, the names of both stay short, and are two."""
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "config.yaml").write_text("policy: runs/a/dpo/policy\nenv: Toy-v0\n")
+    runs = read_runs([tmp_path / "eval", run_folder(tmp_path / "dpo", "dpo")])
+    assert [variants(runs)[run.folder] for run in runs] == ["dpo (eval)", "dpo"]
+
+
+def test_folders_of_runs_stand_for_their_runs(tmp_path: Path) -> None:
+    """A comparison, or an evaluation on suites; and each suite's tasks are its own."""
+    for suite in ("unseen", "renamed"):
+        (tmp_path / "eval" / suite).mkdir(parents=True)
+        (tmp_path / "eval" / suite / "config.yaml").write_text("policy: runs/a/dpo/policy\nenv: ALFWorld-v0\n")
+        write_trajectories(tmp_path / "eval" / suite / "valid_unseen.jsonl", [episode(["put lamp"])])
+    run_folder(tmp_path / "cmp" / "seed0" / "dpo", "dpo")
+    runs = read_runs([tmp_path / "eval", tmp_path / "cmp"])
+    assert [run.name for run in runs] == ["renamed", "unseen", "dpo"]
+    assert [log.name for run in runs[:2] for log in run.logs()] == ["dpo-renamed", "dpo-valid_unseen"]
+
+
+def test_an_sft_policy_is_found_where_its_comparison_was_moved_to(tmp_path: Path) -> None:
+    """Else each cell would count it as another one."""
+    sft = run_folder(tmp_path / "seed0" / "sft", "dpo")
+    cell = run_folder(tmp_path / "seed0" / "dpo", "dpo", sft_policy=Path("runs/elsewhere/seed0/sft/sft/policy"))
+    assert Run(cell, "dpo").sft_policy == sft / "sft" / "policy"
+
+
+def test_of_many_evaluations_the_same_tasks_are_shown(tmp_path: Path) -> None:
+    """Logs are in the order in which episodes end, and hold those that were played again twice."""
+    (tmp_path / "config.yaml").write_text("policy: dpo\n")
+    shown = []
+    for split, order in (("a", [3, 1, 0, 2, 5, 4]), ("b", [2, 0, 1, 2, 4, 5, 3])):
+        write_trajectories(tmp_path / f"{split}.jsonl", [episode(["put lamp"], task=f"task{i}") for i in order])
+    for log in Run(tmp_path, "run").logs():
+        shown.append(sorted(found.task_id for (found,) in log.read(3)))
+    assert shown == [["task0", "task2", "task4"]] * 2

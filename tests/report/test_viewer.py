@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 
 from agentgym_tlm.pairs import Pair
 from agentgym_tlm.report import write_report
-from agentgym_tlm.trajectory import StopReason, Turn, write_trajectories
+from agentgym_tlm.trajectory import StopReason, Turn, read_trajectories, write_trajectories
 from tests.report.browser import Reader, reader
 from tests.report.folders import episode, pair, run_folder
 
@@ -150,6 +150,18 @@ def test_policies_are_read_side_by_side_on_the_same_task(browser: Reader, tmp_pa
     browser.choose("change", "still won")
     browser.press(Keys.ESCAPE, "j")
     browser.wait(lambda: browser.text("#split") == "All actions are the same")
+
+
+def test_an_episode_that_was_played_again_counts_once(browser: Reader, tmp_path: Path) -> None:
+    """What was aborted before says nothing about what training changed."""
+    run = run_folder(tmp_path / "dpo", "dpo", won=(4, 4))
+    for label in ("sft", "dpo"):
+        log = run / "trajectories" / f"{label}-valid_seen.jsonl"
+        played = list(read_trajectories(log))
+        write_trajectories(log, [replace(played[0], won=False, stop_reason=StopReason.ABORTED), *played])
+    write_report([run], tmp_path / "report.html", title="Again")
+    browser.open(tmp_path / "report.html")
+    assert browser.texts("[data-facet=change] option") == ["any change from SFT", "none (7)", "still won (4)"]
 
 
 def test_dark_mode_by_key_and_by_preference(browser: Reader, page: Path) -> None:
