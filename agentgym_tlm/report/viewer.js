@@ -28,7 +28,7 @@
   let open = null; // the row that is read
   let turnAt = -1; // and the turn
   let shading = "auto";
-  let beside = ""; // policy whose episode of the same task is shown beside
+  let beside = null; // label and run of the policy whose episode of the same task is shown beside
   const sameTask = new Map(); // rows of evaluations by task, one of each policy
   const chunks = new Map(); // the newest last
 
@@ -86,12 +86,17 @@
     return after ? "newly won" : "won no more";
   }
 
-  /** The row to show beside: of the policy that was chosen last, of the same seed if there is one. */
+  /** The row to show beside: the policy that was chosen last, with this episode's SFT policy if it has one like that. */
   function besideOf(row) {
-    const episode = episodes[row];
-    const found = others(row).filter((other) => beside && policyName(episodes[other]) === beside);
-    const start = others(row).find((other) => isStart(other, episode));
-    return found[0] ?? (beside ? start : undefined) ?? null;
+    if (!beside) return null;
+    const variant = (label, run) => [label, run.split("/").pop()].join("\n");
+    const wanted = variant(beside.label, beside.run);
+    const candidates = others(row).map((other) => [other, episodes[other]]);
+    const found =
+      candidates.find(([, { label, run, start }]) => variant(label, run) === wanted && start === episodes[row].start) ??
+      candidates.find(([other]) => beside.label === "sft" && isStart(other, episodes[row])) ??
+      candidates.find(([, { label, run }]) => label === beside.label && run === beside.run);
+    return found ? found[0] : null;
   }
 
   // The list
@@ -279,7 +284,7 @@
     const rows = others(row);
     if (!rows.length) return null;
     const change = (event) => {
-      beside = event.target.value;
+      beside = event.target.value ? episodes[Number(event.target.value)] : null;
       open = null;
       go(row).then(() => byId("beside").focus());
     };
@@ -287,7 +292,7 @@
     select.append(el("option", { value: "" }, "nobody"));
     for (const other of rows) {
       const name = policyName(episodes[other]);
-      select.append(el("option", { value: name, selected: other === partner }, `${name} (${outcome(episodes[other])})`));
+      select.append(el("option", { value: other, selected: other === partner }, `${name} (${outcome(episodes[other])})`));
     }
     return el("p", { class: "shading" }, "The same task, beside: ", select);
   }

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# The tables of docs/results: every trainer from the same SFT policies, with the same number of environment steps, on 300
-# generated games of each split; then tlm-DRE's omega_L x kernel x reduction. Hours on two cores: give it a folder, stop it
-# when you like, and give the same command again. PIECE=trainers or PIECE=grid does one of the two.
+# Every trainer from the same five SFT policies, with the same number of environment steps, on 300 generated games of each
+# split; then tlm-DRE's omega_L x kernel x reduction on three of them. Hours on two cores: stop it when you like, and give
+# the same command again. PIECE=trainers or PIECE=grid does one of the two.
 set -euo pipefail
 runs="${1:-runs/compare-alfworld}"
 piece="${PIECE:-all}"
 compare() {
-  agentgym-tlm compare --data-dir embedded --env-kwargs num_games=5000 --evaluation.num-tasks 300 --budget 16000 \
+  agentgym-tlm compare --data-dir embedded --env-kwargs num_games=5000 --evaluation.num-tasks 300 --budget 32000 \
     --jobs "${JOBS:-2}" --output-dir "$runs" "$@"
 }
 trainers=(sft rft dpo dmpo dil tlm-dre tlm-dre:omega_lower=1 tlm-dre:loss_type=dpo grpo gigpo)
 grid=()
 for omega in 0.2 0.6 1; do
-  for kernel in ukl lsif bkl; do
+  for kernel in ukl lsif; do
     for reduction in token_mean turn_mean; do
       grid+=("tlm-dre:kernel=$kernel,omega_lower=$omega,reduction=$reduction")
     done

@@ -164,6 +164,25 @@ def test_an_episode_that_was_played_again_counts_once(browser: Reader, tmp_path:
     assert browser.texts("[data-facet=change] option") == ["any change from SFT", "none (7)", "still won (4)"]
 
 
+def test_beside_follows_to_the_policy_of_the_same_seed(browser: Reader, tmp_path: Path) -> None:
+    """Read through all seeds of a trainer: each beside the SFT policy from which it went on."""
+    folders = []
+    for seed in (0, 1):
+        first = run_folder(tmp_path / f"seed{seed}" / "sft", "tlm-dre", seed=seed)
+        folders += [first, run_folder(tmp_path / f"seed{seed}" / "dpo", "dpo", sft_policy=first / "sft" / "policy")]
+    write_report(folders, tmp_path / "report.html", title="Two seeds")
+    browser.open(tmp_path / "report.html")
+    browser.choose("label", "dpo")
+    browser.press(Keys.ESCAPE, "j")
+    browser.wait(lambda: browser.texts("#beside option"))
+    options = browser.texts("#beside option")
+    at = options.index("sft · seed0/sft (won)") + 1
+    browser.driver.find_element(By.CSS_SELECTOR, f"#beside option:nth-child({at})").click()
+    browser.wait(lambda: browser.texts(".sides h3") == ["sft · seed0/sft", "dpo · seed0/dpo"])
+    browser.press(Keys.ESCAPE, Keys.END)
+    browser.wait(lambda: browser.texts(".sides h3") == ["sft · seed1/sft", "dpo · seed1/dpo"])
+
+
 def test_dark_mode_by_key_and_by_preference(browser: Reader, page: Path) -> None:
     """Text has to stay readable on its ground: a contrast of at least 4.5 in both."""
     browser.open(page, "#/episodes/0")
