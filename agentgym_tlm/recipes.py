@@ -232,7 +232,14 @@ _TINY_METHODS: dict[str, dict[str, Any]] = {
         "num_tasks": 256,
         "n_slots": 128,
     },
-    "ppo": {**_TINY_ONLINE, "num_train_epochs": 1.0, "credit": "turn", "vf_coef": 0.5},
+    "ppo": {
+        **_TINY_ONLINE,
+        "num_train_epochs": 1.0,
+        "credit": "turn",
+        "critic": "separate",  # with a head on the policy's own body it got worse
+        "critic_learning_rate": 5e-4,
+        "vf_coef": 0.5,
+    },
     "rloo": _TINY_ONLINE,
     "grpo": _TINY_ONLINE,
     "gigpo": _TINY_ONLINE,
