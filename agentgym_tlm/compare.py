@@ -126,12 +126,11 @@ class Comparison:
                 if name not in wanted and i > 0:
                     continue
                 failed = self._attempt(variant, seed, rollouts, training, report)
-                if failed is not None:
-                    failures[name] = failed
-                    if i == 0:  # the others start from it
-                        failures |= {other: "its SFT policy is missing" for other in names if other in wanted}
-                        failures[name] = failed
-                        break
+                if failed is None:
+                    continue
+                if i == 0:  # the others start from it
+                    return {other: "its SFT policy is missing" for other in names if other in wanted} | {name: failed}
+                failures[name] = failed
         return failures
 
     def collect(self, folders: Sequence[Path]) -> list[str]:

@@ -78,8 +78,10 @@
 
   function changeFromSft(row) {
     const episode = episodes[row];
-    const start = others(row).find((other) => isStart(other, episode));
-    if (start === undefined || !sameTask.get(taskKey(episode)).includes(row)) return "";
+    if (episode.kind !== "evaluation") return "";
+    const rows = sameTask.get(taskKey(episode));
+    const start = rows.find((other) => isStart(other, episode));
+    if (start === undefined || !rows.includes(row)) return "";
     if ([start, row].some((each) => NO_OUTCOME.includes(episodes[each].stop))) return "";
     const [before, after] = [episodes[start].won, episode.won];
     if (before === after) return after ? "still won" : "still not won";
