@@ -18,7 +18,7 @@ from typing import Any
 import agentgym_tlm
 from agentgym_tlm.config import to_dict
 from agentgym_tlm.errors import ConfigError
-from agentgym_tlm.files import to_json, write_text
+from agentgym_tlm.files import sole_worker, to_json, write_text
 from agentgym_tlm.policies.loading import read_settings
 from agentgym_tlm.policies.tiny import TINY_FORMAT
 from agentgym_tlm.prompt import ReactFormat, format_to_dict, make_format
@@ -72,12 +72,12 @@ def keep_lock(folder: Path, lock: dict[str, Any]) -> None:
     Raises ConfigError as :func:`check_lock` does.
     """
     file = folder / LOCK_FILE
-    if file.exists():
-        kept = read_lock(folder)
-        check_lock(kept, lock, folder)
-        lock = {**lock, "suites": {**kept["suites"], **lock["suites"]}}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(file, to_json(lock, indent=1) + "\n")
+    with sole_worker(folder):
+        if file.exists():
+            kept = read_lock(folder)
+            check_lock(kept, lock, folder)
+            lock = {**lock, "suites": {**kept["suites"], **lock["suites"]}}
+        write_text(file, to_json(lock, indent=1) + "\n")
 
 
 def read_lock(folder: Path) -> dict[str, Any]:

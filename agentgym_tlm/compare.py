@@ -136,7 +136,8 @@ class Comparison:
     def collect(self, folders: Sequence[Path]) -> list[str]:
         """Copy the finished cells of other folders, without checkpoints, into this one; their names.
 
-        Raises ConfigError when a folder has another lock, or a cell that is here with other outcomes or unfinished.
+        Of a cell that is here, too, suites are copied that were played only there. Raises ConfigError when a folder has
+        another lock, or a cell that is here with other outcomes or unfinished.
         """
         copied = []
         for other in folders:
@@ -147,11 +148,8 @@ class Comparison:
             for source, cell in finished_cells(other):
                 target = self.folder / cell.name
                 if (target / CELL_FILE).exists():
-                    here = Cell.read(target)
-                    if (here.start, here.outcomes) != (cell.start, cell.outcomes):
-                        raise ConfigError(
-                            f"{cell.name} of {other} is in {self.folder} with other outcomes: move one of them away"
-                        )
+                    if _add_suites(Cell.read(target), target, cell, source):
+                        copied.append(cell.name)
                     continue
                 if target.exists():
                     raise ConfigError(f"{target} is begun, and finished in {other}: remove it to take the finished one")
@@ -302,3 +300,17 @@ class Comparison:
                 seed=seed,
                 progress=progress,
             )
+
+
+def _add_suites(here: Cell, target: Path, there: Cell, source: Path) -> bool:
+    """Copy suites of a cell that only ``there`` has; whether it has any. Raises ConfigError for other outcomes."""
+    common = here.outcomes.keys() & there.outcomes.keys()
+    if here.start != there.start or any(here.outcomes[suite] != there.outcomes[suite] for suite in common):
+        raise ConfigError(f"{source} and {target} are the same cell with other outcomes: move one of them away")
+    further = [suite for suite in there.outcomes if suite not in common]
+    for suite in further:
+        (target / "suites").mkdir(exist_ok=True)
+        shutil.copy(source / "suites" / f"{suite}.jsonl", target / "suites")
+    if further:
+        replace(here, outcomes=there.outcomes | here.outcomes, unknown=there.unknown | here.unknown).write(target)
+    return bool(further)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,13 +14,13 @@ from typing import Any
 
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 file by renaming a complete one, replacing ``path``."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 
 @contextmanager
-def sole_worker(folder: Path, busy: Callable[[], None]) -> Iterator[None]:
+def sole_worker(folder: Path, busy: Callable[[], None] = lambda: None) -> Iterator[None]:
     """One process at a time is inside for ``folder``; ``busy`` is called where others have to be waited for.
 
     The lock goes with its process, however that ends. Warns where a file system, or the machine, has no locks.

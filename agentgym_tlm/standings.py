@@ -61,12 +61,13 @@ class Standing:
 
 @dataclass(frozen=True)
 class Pair:
-    """``trainer`` against ``other`` on a suite, over the seeds and tasks that both have."""
+    """``trainer`` against ``other`` on a suite, over the seeds and tasks of both; ``changed`` end differently."""
 
     suite: str
     trainer: str
     other: str
     seeds: int
+    changed: int
     difference: Estimate
     p: float
     p_holm: float | None
@@ -78,8 +79,8 @@ class Pair:
         value, low, high = (100 * number for number in self.difference)
         if np.isnan(value):
             return f"{self.suite}: {self.trainer} and {self.other} have no seed and task in common."
-        if value == low == high == 0:
-            return f"{self.suite}: {self.trainer} and {self.other} did the same on every task."
+        if not self.changed:
+            return f"{self.suite}: {self.trainer} and {self.other} had the same outcome on every task."
         word, bounds = ("better", (low, high)) if value >= 0 else ("worse", (-high, -low))
         apart = self.difference.excludes_zero and self.p < 0.05  # resampling few episodes shows too little noise
         sure = "the data tell them apart" if apart else "the data do not tell them apart"
@@ -318,6 +319,7 @@ class _Table:
             trainer=trainer,
             other=other,
             seeds=len(difference),
+            changed=int(np.count_nonzero(np.nan_to_num(difference))),
             difference=paired_difference(difference, np.zeros_like(difference), self._kinds),
             p=permutation_test(difference),
             p_holm=None,

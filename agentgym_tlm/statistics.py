@@ -10,7 +10,8 @@ All randomness is seeded: same outcomes, same numbers. Definitions:
     resampled seed, the usual two-stage bootstrap, counts the noise of single episodes about twice over and leaves out
     that a task is as hard for one seed as for the next. With 2 seeds and strong seed effects, 95% intervals hold in
     about 91% of cases; in all others in 95 to 99%. One seed says nothing about others: its interval is over tasks only.
-    Strata of one task, within which nothing can be resampled, are made one stratum.
+    Strata of one task, within which nothing can be resampled, are made one stratum. Paired differences that are all
+    alike, which no resampling makes others of, have Wilson's interval over tasks instead.
 ``iqm``, ``probability_of_improvement``
     Interquartile mean, and the chance that a run of one method is better than a run of another on a task, averaged over
     tasks, ties counting one half (Agarwal et al., 2021, arXiv 2108.13264). Single episodes are won or lost; what enters
@@ -27,6 +28,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from agentgym_tlm.evaluate import Z_95
 
 Floats = NDArray[np.float64]
 DRAWS = 10_000
@@ -83,8 +86,18 @@ def _ratio(sums: Floats, counts: Floats, otherwise: float) -> Floats:
 def paired_difference(
     outcomes: Floats, others: Floats, strata: Sequence[str] | None = None, *, draws: int = DRAWS, seed: int = 0
 ) -> Estimate:
-    """Mean of ``outcomes - others``, both [S, N], over the episodes that both have, with its interval."""
-    return bootstrap_mean(outcomes - others, strata, draws=draws, seed=seed)
+    """Mean of ``outcomes - others``, both [S, N] in [0, 1], over the episodes that both have, with its interval."""
+    differences = outcomes - others
+    found = ~np.isnan(differences)
+    if found.any() and np.ptp(differences[found]) == 0:
+        return _alike(float(differences[found][0]), int(found.any(axis=0).sum()))
+    return bootstrap_mean(differences, strata, draws=draws, seed=seed)
+
+
+def _alike(value: float, tasks: int) -> Estimate:
+    """All differences are ``value``: Wilson's bound on the share of tasks that are not, which may lie in [-1, 1]."""
+    unseen = Z_95**2 / (tasks + Z_95**2)
+    return Estimate(value, value - unseen * (value + 1), value + unseen * (1 - value))
 
 
 def iqm(values: Floats) -> float:

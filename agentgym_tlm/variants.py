@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 
@@ -41,7 +42,7 @@ class Variant:
             if not (equals and name.isidentifier()) or name in options:
                 raise ConfigError(f"trainers: {spec!r} is not of the form TRAINER:option=value,option=value")
             try:
-                options[name] = yaml.safe_load(value)
+                options[name] = _value(value)
             except yaml.YAMLError as error:
                 raise ConfigError(f"trainers: {spec!r}: {value!r} is no value") from error
             if not isinstance(options[name], str | int | float | bool | None):
@@ -56,8 +57,8 @@ class Variant:
 
     @property
     def folder(self) -> str:
-        """The spec as the name of a folder."""
-        return self.name.replace(":", ",", 1).replace("/", "_")
+        """The spec as the name of a folder; characters that file systems mind are quoted as in an address."""
+        return quote(self.name.replace(":", ",", 1), safe=",=+")
 
     def configured(self, config: ExperimentConfig) -> ExperimentConfig:
         """``config``, which has the defaults of the trainer, with the options. Raises ConfigError for a wrong one."""
@@ -110,5 +111,15 @@ def parse_variants(specs: tuple[str, ...]) -> list[Variant]:
     return variants
 
 
+def _value(text: str) -> Any:
+    value = yaml.safe_load(text)
+    try:
+        return float(value) if isinstance(value, str) else value  # YAML 1.1 takes 1e-5 for a word
+    except ValueError:
+        return value
+
+
 def _word(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -203,6 +203,21 @@ def test_machines_share_the_work_and_their_folders_are_merged(
     assert compare(here, "--collect", str(there)) == 2
 
 
+def test_what_another_machine_has_played_further_is_collected(finished: Path, tmp_path: Path) -> None:
+    here, there = (shutil.copytree(finished, tmp_path / name) for name in ("here", "there"))
+    assert compare(there, "--only", "seed0/sft", "--trainers", "sft", "--suites", "paraphrased") == 0
+    assert compare(here, "--only", "seed0/sft", "--trainers", "sft", "--suites", "renamed") == 0
+    before = Cell.read(here / "seed0/sft")
+    assert compare(here, "--collect", str(there)) == 0
+    merged = Cell.read(here / "seed0/sft")
+    assert merged.outcomes == before.outcomes | Cell.read(there / "seed0/sft").outcomes
+    assert merged.unknown.keys() == merged.outcomes.keys()
+    assert (here / "seed0/sft/suites/paraphrased.jsonl").exists()
+    changed = [replace(outcome, won=not outcome.won) for outcome in merged.outcomes["paraphrased"]]
+    replace(merged, outcomes={**merged.outcomes, "paraphrased": changed}).write(there / "seed0/sft")
+    assert compare(here, "--collect", str(there)) == 2
+
+
 def test_cells_from_different_starts_do_not_compare(finished: Path, tmp_path: Path) -> None:
     """Two machines that both trained the SFT policy of a seed may have different ones."""
     folder = shutil.copytree(finished, tmp_path / "mixed")
@@ -271,6 +286,21 @@ def test_specs_have_one_spelling() -> None:
     assert vars(config.method)["omega_lower"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("spec", "folder"),
+    [
+        ("dpo:learning_rate=1e-5", "dpo,learning_rate=1e-05"),
+        ("dpo:learning_rate=0.00001", "dpo,learning_rate=1e-05"),
+        ("tlm-dre:omega_lower=1.0", "tlm-dre,omega_lower=1"),
+        ("nat:positive=a/b", "nat,positive=a%2Fb"),
+        ("nat:positive=a_b", "nat,positive=a_b"),
+    ],
+)
+def test_a_cell_has_one_folder_and_a_folder_one_cell(spec: str, folder: str) -> None:
+    """Else a value that is written in another way is trained again, or takes the results of another."""
+    assert Variant.parse(spec).folder == folder
+
+
 def test_budget_plans_episodes_and_online_trainers_count() -> None:
     """1000 steps of episodes of 10: 100 episodes; of more episodes than tasks, several each."""
 
@@ -315,6 +345,17 @@ def test_protocol_is_not_played_in_another_way(option: tuple[str, str]) -> None:
 def test_baseline_has_one_spelling(finished: Path) -> None:
     assert compare(finished, "--only", "seed0/sft", "--trainers", "sft", "dpo", "--baseline", " dpo") == 0
     assert json.loads((finished / "comparison.json").read_text())["baseline"] == "dpo"
+
+
+def test_a_baseline_that_is_yet_to_be_trained_loses_nothing(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first cells of many are done, and the command ends as it does without a baseline."""
+    folder = shutil.copytree(finished, tmp_path / "begun")
+    for seed in (0, 1):
+        shutil.rmtree(folder / f"seed{seed}/dpo")
+    assert compare(folder, "--only", "seed0/sft", "--trainers", "sft", "dpo", "--baseline", "dpo") == 0
+    assert "No cell of dpo is finished yet: until then, sft is the baseline." in capsys.readouterr().out
 
 
 def test_options_that_json_cannot_hold_are_the_same_the_next_time(tmp_path: Path) -> None:

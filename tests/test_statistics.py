@@ -91,6 +91,16 @@ def test_tasks_of_types_of_their_own_are_resampled_together() -> None:
     assert bootstrap_mean(np.repeat(outcomes, 2, axis=1), list("abcdabcd")).low < 0.25
 
 
+def test_differences_that_are_all_alike_are_not_sure_beyond_the_number_of_tasks() -> None:
+    """Two policies that did the same on 16 tasks may differ on others: up to Wilson's z^2 / (n + z^2) of them."""
+    same, ones = np.zeros((2, 16)), np.ones((2, 16))
+    unseen = 1.959964**2 / (16 + 1.959964**2)
+    assert paired_difference(same, same) == pytest.approx((0, -unseen, unseen))
+    assert paired_difference(ones, same) == pytest.approx((1, 1 - 2 * unseen, 1))
+    assert paired_difference(same, ones) == pytest.approx((-1, -1, -1 + 2 * unseen))
+    assert paired_difference(np.zeros((1, 1000)), np.zeros((1, 1000))).high < 0.004
+
+
 def test_failures_of_machinery_are_no_outcomes() -> None:
     outcomes = np.array([[1.0, np.nan, 0.0], [1.0, 1.0, np.nan]])
     assert bootstrap_mean(outcomes).value == 3 / 4

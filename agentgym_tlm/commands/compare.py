@@ -108,6 +108,9 @@ class Compare(ExperimentConfig):
                 raise KeyboardInterrupt("Go on with the same command; what is finished is not done again.") from None
         cells = comparison.cells()
         order = [variant.name for variant in comparison.variants]
+        if baseline is not None and not any(cell.trainer == baseline for cell in cells):
+            print(f"No cell of {baseline} is finished yet: until then, sft is the baseline.")
+            baseline = None
         standings = Standings.of(cells, baseline=baseline, metric=self.metric, order=order)
         standings.write(comparison.folder, cells, failures)
         console = Console(highlight=False)
