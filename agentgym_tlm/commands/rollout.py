@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 import warnings
@@ -23,7 +24,7 @@ from agentgym_tlm.progress import plain_warnings, rollout_progress
 from agentgym_tlm.prompt import FormatName, PromptFormat, TagsArguments, make_format
 from agentgym_tlm.protocols import Protocol
 from agentgym_tlm.ranges import COUNT, SEED, check_ranges
-from agentgym_tlm.trajectory import Trajectory, TrajectoryWriter, read_trajectories
+from agentgym_tlm.trajectory import StopReason, Trajectory, TrajectoryWriter, read_trajectories
 
 if TYPE_CHECKING:
     from agentgym_tlm.policies.base import Policy
@@ -98,8 +99,9 @@ class Rollout(PlayOptions):
 
 
 def new_folder(command: str, policy: str) -> Path:
-    """A folder in ``runs/`` named after command, policy and time."""
-    return Path("runs") / f"{command}-{Path(policy).name.replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """A folder in ``runs/`` named after command, policy, time and process."""
+    name = f"{command}-{Path(policy).name.replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return Path("runs") / name
 
 
 def play(
@@ -165,6 +167,7 @@ def play(
             played = list(chain.from_iterable(trajectories))
             with plain_warnings():
                 _warn_of_breakdowns(split, played)
+                _warn_of_no_room(split, played)
             yield played
     except KeyboardInterrupt:
         again = shlex.join(["agentgym-tlm", command, "--config", str(folder / "config.yaml")])
@@ -232,6 +235,17 @@ def _warn_of_breakdowns(split: str, played: Sequence[Trajectory]) -> None:
         warnings.warn(
             f"{len(broken)} of {len(played)} episodes of {split} broke down and are in no rate; in the first, "
             f"{broken[0].task_id}: {broken[0].error}. The same --output-dir plays them again",
+            stacklevel=2,
+        )
+
+
+def _warn_of_no_room(split: str, played: Sequence[Trajectory]) -> None:
+    """Say that a rate of 0 is none of the policy's play."""
+    silent = [t for t in played if t.stop_reason is StopReason.TOKEN_BUDGET and not t.turns]
+    if silent:
+        warnings.warn(
+            f"{len(silent)} of {len(played)} episodes of {split} ended, as lost, before the first response: with the "
+            "prompt, it does not fit into the policy's context (max_context, max_new_tokens)",
             stacklevel=2,
         )
 

@@ -148,3 +148,17 @@ def test_policy_plays_in_the_environment_that_it_was_trained_on(tmp_path: Path) 
     assert main([*arguments, str(tmp_path / "given"), "--env-kwargs", "action_style=move"]) == 0
     assert "action_style: move" in (tmp_path / "given" / "config.yaml").read_text()
     assert EnvArgs(env="HotpotQA-v0").as_remembered(folder) == EnvArgs(env="HotpotQA-v0")
+
+
+def test_a_policy_that_never_had_room_to_answer_is_told_from_one_that_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0% of a context that is too short looks like 0% of a policy that plays badly."""
+    expert, folder, output = tmp_path / "expert", tmp_path / "policy", tmp_path / "output"
+    assert main(["rollout", "--policy", "expert", "--limit", "2", "--output-dir", str(expert)]) == 0
+    build_tiny(tokenizer_texts(log(expert, "train")), hidden_size=16, layers=1, heads=2, intermediate=16).save(folder)
+    options = ["--limit", "2", "--splits", "valid_seen", "--policy-kwargs", "max_context=12", "max_new_tokens=8"]
+    assert main(["eval", "--policy", str(folder), *options, "--output-dir", str(output)]) == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "2 of 2 episodes of valid_seen ended, as lost, before the first response" in shown
+    assert "max_context" in shown
