@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import agentgym_tlm
 from agentgym_tlm.errors import DependencyError, SchemaError
+from agentgym_tlm.files import replaced_file
 from agentgym_tlm.trajectory import SCHEMA_VERSION, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def to_atif(trajectory: Trajectory) -> dict[str, Any]:
         import atif
     except ImportError as error:
         raise DependencyError(
-            'ATIF needs the package atif, and that Python 3.11: pip install "agentgym-tlm[atif]"'
+            'ATIF needs the package atif, which needs Python 3.11 or newer: pip install "agentgym-tlm[atif]"'
         ) from error
     group = trajectory.group_id or f"{trajectory.env_id}/{trajectory.task_id}"
     document = {
@@ -95,14 +96,12 @@ def write_parquet(path: Path, trajectories: Iterable[Trajectory]) -> int:
 
     schema = _schema()
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
     rows = (_row(trajectory) for trajectory in trajectories)
     count = 0
-    with parquet.ParquetWriter(partial, schema, compression="zstd") as writer:
+    with replaced_file(path) as partial, parquet.ParquetWriter(partial, schema, compression="zstd") as writer:
         while group := list(islice(rows, _ROWS_PER_GROUP)):
             writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
             count += len(group)
-    partial.replace(path)
     return count
 
 

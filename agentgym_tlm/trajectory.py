@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from agentgym_tlm.errors import SchemaError
+from agentgym_tlm.files import replaced_file
 
 SCHEMA_VERSION = 1
 
@@ -246,13 +247,9 @@ class TrajectoryWriter:
 
 def write_trajectories(path: str | os.PathLike[str], trajectories: Iterable[Trajectory]) -> None:
     """Write a complete JSONL file atomically, replacing ``path``."""
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    with TrajectoryWriter(partial) as writer:
+    with replaced_file(Path(path)) as partial, TrajectoryWriter(partial) as writer:
         for trajectory in trajectories:
             writer.write(trajectory)
-    partial.replace(path)
 
 
 def read_trajectories(path: str | os.PathLike[str]) -> Iterator[Trajectory]:

@@ -16,6 +16,7 @@ from agentgym_tlm.benchmark import read_lock
 from agentgym_tlm.cells import Cell, finished_cells
 from agentgym_tlm.compare import Comparison
 from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.files import sole_worker
 from agentgym_tlm.jobs import run_side_by_side
 from agentgym_tlm.progress import plain_warnings, rollout_progress, training_progress
 from agentgym_tlm.protocols import ENV_ID, PROTOCOLS, ProtocolName
@@ -112,7 +113,8 @@ class Compare(ExperimentConfig):
             print(f"No cell of {baseline} is finished yet: until then, sft is the baseline.")
             baseline = None
         standings = Standings.of(cells, baseline=baseline, metric=self.metric, order=order)
-        standings.write(comparison.folder, cells, failures)
+        with sole_worker(comparison.folder):
+            standings.write(comparison.folder, cells, failures)
         console = Console(highlight=False)
         for table in standings.tables():
             console.print(table)
@@ -123,7 +125,8 @@ class Compare(ExperimentConfig):
         if missing and not self.collect:
             console.print(f"Not done yet: {' '.join(missing)}", soft_wrap=True)
         console.print(f"comparison.md, .csv, .json, report.html: {comparison.folder}", soft_wrap=True)
-        _write_report(comparison, cells, standings, failures)
+        with sole_worker(comparison.folder):
+            _write_report(comparison, cells, standings, failures)
         return 1 if failures else 0
 
     def _baseline(self, comparison: Comparison) -> str | None:

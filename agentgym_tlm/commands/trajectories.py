@@ -13,7 +13,7 @@ import tyro
 
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError, DataError
-from agentgym_tlm.files import to_json
+from agentgym_tlm.files import replaced_file, to_json
 from agentgym_tlm.prompt import PromptFormat, ReactFormat
 from agentgym_tlm.ranges import check_ranges
 from agentgym_tlm.trajectory import Trajectory, read_trajectories, write_trajectories
@@ -129,6 +129,8 @@ class Export:
         print(f"{self.output}: {rows} rows" + "".join(f", {n} left out: {why}" for why, n in sorted(dropped.items())))
 
     def _episodes(self, dropped: Counter[str], *, whole: bool = False) -> Iterator[Trajectory]:
+        if self.path.is_dir():
+            raise DataError(f"{self.path} is a folder: name one of the turn logs in it (*.jsonl)")
         if not self.path.is_file():
             raise DataError(f"there is no turn log {self.path} to export")
         for trajectory in read_trajectories(self.path):
@@ -169,15 +171,13 @@ def _language_model(name: str | None) -> LanguageModelPolicy | None:
 
 
 def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write JSONL by renaming a complete file; returns how many rows it has."""
+    """Write JSONL; returns how many rows it has."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
     count = 0
-    with partial.open("w", encoding="utf-8") as file:
+    with replaced_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(to_json(row) + "\n")
             count += 1
-    partial.replace(path)
     return count
 
 

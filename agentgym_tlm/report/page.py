@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from agentgym_tlm.errors import DependencyError
+from agentgym_tlm.files import replaced_file
 from agentgym_tlm.report.episodes import COLUMNS, EPISODES_PER_CHUNK, EpisodeData, collect, packed
 from agentgym_tlm.report.figures import Figure, draw
 from agentgym_tlm.report.runs import Run, read_runs, variants
@@ -61,9 +62,8 @@ def write_report(
     }
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _asset("viewer.html"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(page.encode("utf-8", errors="replace"))  # a lone surrogate has no bytes
-    partial.replace(path)
+    with replaced_file(path) as partial:
+        partial.write_bytes(page.encode("utf-8", errors="replace"))  # a lone surrogate has no bytes
 
 
 def table(rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> str:

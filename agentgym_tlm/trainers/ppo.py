@@ -40,6 +40,7 @@ from torch import Tensor
 from agentgym_tlm.batch import Example, TurnBatch, collate
 from agentgym_tlm.envs.args import EnvArgs
 from agentgym_tlm.errors import ConfigError
+from agentgym_tlm.files import replaced_file
 from agentgym_tlm.policies.language_model import LanguageModelPolicy
 from agentgym_tlm.ranges import check_ranges
 from agentgym_tlm.trainers.base import Metrics
@@ -217,9 +218,8 @@ class PPOTrainer(OnlineTrainer[PPOArguments]):
             return np.split(np.load(path), np.cumsum(sizes)[:-1])
         values = shared_out(self.accelerator, examples, self._compute_values)
         if self.accelerator.is_main_process:
-            partial = path.with_name("values.partial.npy")
-            np.save(partial, np.concatenate(values))
-            partial.replace(path)
+            with replaced_file(path) as partial, partial.open("wb") as file:
+                np.save(file, np.concatenate(values))
         self.accelerator.wait_for_everyone()
         return values
 

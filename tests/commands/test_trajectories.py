@@ -49,7 +49,7 @@ def test_export_of_text_as_tokens_needs_a_tokenizer(tmp_path: Path, capsys: pyte
     command = ["data", "export", str(tmp_path / "log.jsonl"), "--to", "trl-sft", "--output", str(tmp_path / "o.jsonl")]
     assert main(command) == 2
     assert "--policy" in capsys.readouterr().err
-    assert not (tmp_path / "o.jsonl").exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["log.jsonl"]
     policy = tiny_policy()
     policy.save(tmp_path / "policy")
     assert main([*command, "--policy", str(tmp_path / "policy")]) == 0
@@ -68,3 +68,6 @@ def test_export_of_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     command[2] = str(tmp_path)
     assert main(command) == 2
     assert "no folder of pairs" in capsys.readouterr().err
+    command = ["export", str(tmp_path / "pairs"), "--output", str(output)]
+    assert main(command) == 2
+    assert "is a folder: name one of the turn logs in it" in capsys.readouterr().err

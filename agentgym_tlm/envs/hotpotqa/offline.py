@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from agentgym_tlm.envs.hotpotqa.question import Page
 from agentgym_tlm.envs.hotpotqa.wiki import SIMILAR, STOP_WORDS, Suggestions, plain_key, title_key
 from agentgym_tlm.errors import DataError, DependencyError, EnvironmentFailureError
+from agentgym_tlm.files import replaced_file
 
 FORMAT_VERSION = 1
 BUILD_COMMAND = "agentgym-tlm data build-wiki CORPUS --output FILE"
@@ -59,20 +60,14 @@ def build_wiki(pages: Iterable[Page], path: Path) -> int:
     _require_fts5()
     if path.is_file() and not _is_wiki(path):
         raise DataError(f"{path} is there already, and is no encyclopedia: name another file, or delete it first")
-    partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)
-        with closing(sqlite3.connect(partial)) as database:
+        with replaced_file(path) as partial, closing(sqlite3.connect(partial)) as database:
             database.executescript(_SCHEMA)
             count = _fill(database, pages)
             database.commit()
-        partial.replace(path)
     except (OSError, sqlite3.Error) as error:
         raise DataError(f"the encyclopedia {path} cannot be written: {error}") from error
-    finally:
-        if partial.exists():
-            partial.unlink()
     return count
 
 
