@@ -36,6 +36,7 @@ from agentgym_tlm.statistics import (
 from agentgym_tlm.suites import UNKNOWN_SHARE
 
 Metric = Literal["success", "score"]
+COMPARISON_FILE = "comparison.json"
 _COLUMNS = (
     "suite trainer seeds tasks mean low high iqm env_steps breakdowns unknown "
     "difference difference_low difference_high p p_holm probability_of_improvement"
@@ -243,7 +244,7 @@ class Standings:
                 for outcome in outcomes
             ],
         }
-        write_text(folder / "comparison.json", to_json(record, indent=1) + "\n")
+        write_text(folder / COMPARISON_FILE, to_json(record, indent=1) + "\n")
         write_text(folder / "comparison.md", self.markdown(failures))
         write_text(folder / "comparison.csv", self.csv())
 

@@ -193,12 +193,13 @@ def _write_report(
 ) -> None:
     """``report.html``: the tables, then figures and episodes of all cells."""
     from agentgym_tlm.report import write_report
+    from agentgym_tlm.report.comparison import comparison_section
 
     write_report(
         [comparison.folder / cell.name for cell in cells],
         comparison.folder / "report.html",
         title=f"{read_lock(comparison.folder)['environment']['id']}: {', '.join(standings.trainers)}",
-        sections=[("Comparison", standings.html(failures))],
+        sections=[("Comparison", comparison_section(standings, failures))],
     )
 
 

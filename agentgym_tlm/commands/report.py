@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -26,17 +26,38 @@ class Report:
     """Heading of the page."""
     limit: int = 200
     """Most episodes, or pairs, of every turn log, evenly spaced."""
+    figures: Path | None = None
+    """A folder for the figures as files of their own, each with its numbers as CSV; None: in the page only."""
+    figure_format: Literal["svg", "pdf", "png"] = "svg"
+    """Of these files."""
 
     def __post_init__(self) -> None:
         check_ranges(self, limit=COUNT)
 
     def run(self) -> int:
-        """Write the file."""
+        """Write the files."""
+        from agentgym_tlm.benchmark import LOCK_FILE
         from agentgym_tlm.progress import plain_warnings
         from agentgym_tlm.report import write_report
+        from agentgym_tlm.report.comparison import comparison_section, draw_differences, read_standings
+        from agentgym_tlm.report.figures import draw
+        from agentgym_tlm.report.runs import read_runs
 
+        found = [(folder, read_standings(folder)) for folder in self.runs if (folder / LOCK_FILE).is_file()]
+        compared = {folder: standings for folder, standings in found if standings is not None}
         with plain_warnings():
-            write_report(self.runs, self.output, title=self.title, limit=self.limit)
+            sections = [
+                ("Comparison" if len(compared) == 1 else f"Comparison: {folder}", comparison_section(standings))
+                for folder, standings in compared.items()
+            ]
+            write_report(self.runs, self.output, title=self.title, sections=sections, limit=self.limit)
         size = self.output.stat().st_size / 1e6
         print(f"{self.output}: {size:.1f} MB, to be opened in a browser")
+        if self.figures is not None:
+            differences = [draw_differences(standings, for_page=False) for standings in compared.values()]
+            drawn = [figure for figure in differences if figure is not None]
+            drawn += draw(read_runs(self.runs), for_page=False)
+            for figure in drawn:
+                figure.save(self.figures, self.figure_format)
+            print(f"{self.figures}: {' '.join(figure.name for figure in drawn) or 'no figures'}")
         return 0

@@ -20,8 +20,9 @@ from statistics import fmean, stdev
 
 from agentgym_tlm.errors import DependencyError
 from agentgym_tlm.files import replaced_file
+from agentgym_tlm.report.canvas import Figure
 from agentgym_tlm.report.episodes import COLUMNS, EPISODES_PER_CHUNK, EpisodeData, collect, packed
-from agentgym_tlm.report.figures import Figure, draw
+from agentgym_tlm.report.figures import draw
 from agentgym_tlm.report.runs import Run, read_runs, variants
 
 DEFAULT_LIMIT = 200
@@ -125,6 +126,11 @@ def _figures(runs: Sequence[Run]) -> str:
         return f'<p class="note">{escape(str(error))}</p>'
     if not figures:
         return '<p class="note">These runs have no metrics or pairs to draw.</p>'
+    return figures_html(figures)
+
+
+def figures_html(figures: Iterable[Figure]) -> str:
+    """Figures with their captions and numbers."""
     return f'<div class="figures">{"".join(map(_figure, figures))}</div>'
 
 
@@ -133,7 +139,7 @@ def _figure(figure: Figure) -> str:
     text_columns = next((i for i, cell in enumerate(figure.table[-1]) if _is_number(cell)), 1)
     return (
         f"<figure><h3>{escape(figure.title)}</h3>"
-        f'<div role="img" aria-label="{label}">{figure.svg}</div>'
+        f'<div role="img" aria-label="{label}">{figure.inline_svg()}</div>'
         f"<figcaption>{escape(figure.caption)}</figcaption>"
         f"<details><summary>The numbers</summary>{table(figure.table, text_columns=text_columns)}</details></figure>"
     )

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_tlm.report.figures import Figure, draw
+from agentgym_tlm.report.canvas import Figure
+from agentgym_tlm.report.figures import draw
 from agentgym_tlm.report.runs import read_runs
 from tests.report.folders import pair, run_folder
 
@@ -40,7 +41,7 @@ def test_confidence_per_turn_and_its_distribution(tmp_path: Path) -> None:
         ("chosen", "6", "0.970", "1.000"),
         ("rejected", "9", "0.910", "0.667"),
     )
-    assert "pivot 0.9" in drawn["Distribution of confidence"].svg
+    assert "pivot 0.9" in drawn["Distribution of confidence"].inline_svg()
 
 
 def test_pairs_of_one_sft_policy_count_once(tmp_path: Path) -> None:
@@ -62,7 +63,18 @@ def test_curves_are_labelled_by_method_and_name_their_runs(tmp_path: Path) -> No
     assert margin.table[0] == ("run", "method", "update", "margin")
     assert ("c", "dpo", "20", "0.2") in margin.table
     assert margin.caption.endswith("From a, b, c.")
-    assert margin.svg.count(">tlm-dre</text>") == margin.svg.count(">dpo</text>") == 1
+    assert margin.inline_svg().count(">tlm-dre</text>") == margin.inline_svg().count(">dpo</text>") == 1
+
+
+def test_seeds_of_a_method_have_a_mean_where_all_have_a_point(tmp_path: Path) -> None:
+    """Many thin lines cannot be compared by eye; a mean over other seeds at every point would jump."""
+    longer = [*CURVE, {"step": 30, "iteration": 0, "loss": 0.1, "margin": 0.9}]
+    folders = run_folder(tmp_path / "a", metrics=CURVE), run_folder(tmp_path / "b", seed=1, metrics=longer)
+    margin = figures(*folders)["Reward margin"]
+    thin, longer_thin, mean = (line.get_xydata().tolist() for line in margin.canvas.axes[0].lines)
+    assert (thin, longer_thin) == ([[10, 0.1], [20, 0.2]], [[10, 0.1], [20, 0.2], [30, 0.9]])
+    assert mean == [[10, 0.1], [20, 0.2]]
+    assert "Thick lines are means over the runs of a method" in margin.caption
 
 
 def test_omega_search_takes_runs_that_differ_in_nothing_else(tmp_path: Path) -> None:
@@ -87,8 +99,8 @@ def test_omega_search_takes_runs_that_differ_in_nothing_else(tmp_path: Path) -> 
 def test_svg_takes_the_colours_of_the_page_and_loads_nothing(tmp_path: Path, title: str) -> None:
     """Black lines would vanish in the dark, and a namespace is all that looks like an address."""
     folder = run_folder(tmp_path / "run", pairs=[pair()], metrics=CURVE)
-    svg = figures(folder)[title].svg
-    assert svg == figures(folder)[title].svg
+    svg = figures(folder)[title].inline_svg()
+    assert svg == figures(folder)[title].inline_svg()
     assert svg.startswith("<svg ")
     assert "http" not in svg
     assert "<style" not in svg
