@@ -88,10 +88,10 @@ class Pair:
         if self.p < 0.05 and not apart:
             sure += f" (these policies do differ, p = {self.p:.2g}, but others of the same trainers may not)"
         alone = "" if self.seeds > 1 else " (one seed: another training of the same may differ by more)"
-        return (
-            f"{self.suite}: {self.trainer} is {word} than {self.other} by {abs(value):.1f} points "
-            f"[{bounds[0]:+.1f}, {bounds[1]:+.1f}]; {sure}{alone}."
-        )
+        said = f"{self.trainer} is {word} than {self.other} by {abs(value):.1f} points"
+        if f"{abs(value):.1f}" == "0.0":
+            said = f"{self.trainer} and {self.other} are equal on average"
+        return f"{self.suite}: {said} [{bounds[0]:+.1f}, {bounds[1]:+.1f}]; {sure}{alone}."
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,15 @@ def test_few_tasks_cannot_tell_trainers_apart() -> None:
     assert "the data do not tell them apart" in pair.verdict
 
 
+def test_a_difference_that_cancels_is_not_better() -> None:
+    """One task won by each alone: nobody is better by 0.0 points, and they did not do the same."""
+    first, second = cell("sft", 0, 20), cell("dpo", 0, 20)
+    changed = [replace(o, won=o.won != (i in (0, 30))) for i, o in enumerate(second.outcomes["unseen"])]
+    (pair,) = Standings.of([first, replace(second, outcomes={"unseen": changed})]).pairs
+    assert pair.changed == 2
+    assert pair.verdict.startswith("unseen: dpo and sft are equal on average [-")
+
+
 def test_worse_is_said_with_the_interval_turned_round() -> None:
     standings = Standings.of(CELLS, baseline="dpo", order=["sft", "dpo", "dil"])
     assert [pair.trainer for pair in standings.pairs] == ["sft", "dil"]
