@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -122,4 +123,6 @@ def _value(text: str) -> Any:
 def _word(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
+    if isinstance(value, float):
+        return re.sub(r"e([+-])0+", r"e\1", str(value))  # 1e-05
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -289,8 +289,8 @@ def test_specs_have_one_spelling() -> None:
 @pytest.mark.parametrize(
     ("spec", "folder"),
     [
-        ("dpo:learning_rate=1e-5", "dpo,learning_rate=1e-05"),
-        ("dpo:learning_rate=0.00001", "dpo,learning_rate=1e-05"),
+        ("dpo:learning_rate=1e-5", "dpo,learning_rate=1e-5"),
+        ("dpo:learning_rate=0.00001", "dpo,learning_rate=1e-5"),
         ("tlm-dre:omega_lower=1.0", "tlm-dre,omega_lower=1"),
         ("nat:positive=a/b", "nat,positive=a%2Fb"),
         ("nat:positive=a_b", "nat,positive=a_b"),
