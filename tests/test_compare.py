@@ -347,6 +347,20 @@ def test_baseline_has_one_spelling(finished: Path) -> None:
     assert json.loads((finished / "comparison.json").read_text())["baseline"] == "dpo"
 
 
+def test_report_of_a_comparison_begins_with_its_result(finished: Path, tmp_path: Path) -> None:
+    """Which is better, by how much, how sure: also when the report is made anew, with figures for a paper."""
+    figures, page = tmp_path / "figures", tmp_path / "report.html"
+    assert main(["report", str(finished), "--output", str(page), "--figures", str(figures)]) == 0
+    text = page.read_text()
+    assert text.index("<h2>Comparison</h2>") < text.index("<h2>Success</h2>")
+    assert "unseen: dpo " in text
+    rows = (figures / "differences.csv").read_text().splitlines()
+    assert [row.split(",")[:2] for row in rows] == [
+        ["suite", "trainer"],
+        *([suite, "dpo"] for suite in ("seen", "unseen", "put")),
+    ]
+
+
 def test_a_baseline_that_is_yet_to_be_trained_loses_nothing(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
