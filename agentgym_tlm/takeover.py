@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from agentgym_tlm.cells import finished_cells
 from agentgym_tlm.config import dump, load
 from agentgym_tlm.files import write_text
 from agentgym_tlm.recipes import ExperimentConfig
+from agentgym_tlm.trainers.args import TrainingArguments
 from agentgym_tlm.trainers.methods import METHODS
 from agentgym_tlm.trainers.preference import PreferenceTrainer
 from agentgym_tlm.variants import Variant
 
-_SAMPLING = ("num_tasks", "tasks_per_iteration", "samples_per_task", "temperature")
+_SAMPLING = dict.fromkeys(("num_tasks", "tasks_per_iteration", "samples_per_task", "temperature"))
+_SCORING = {
+    **dict.fromkeys(("max_pairs_per_task", "max_repeats", "max_rejected_tokens", "max_extra_turns")),
+    **dict.fromkeys(("per_device_train_batch_size", "mixed_precision", "lora")),  # of the last bits
+    "pairing": "expert",
+    "include_end_of_turn": True,
+}
+"""On what samples depend, and on what the scored pairs made of them, with what it means not to have the option."""
 
 
 def share_evaluation(sft: Path, folder: Path) -> None:
@@ -32,7 +42,8 @@ def share_evaluation(sft: Path, folder: Path) -> None:
 def share_samples(variant: Variant, config: ExperimentConfig, folder: Path) -> None:
     """Give a new cell the episodes that another one sampled with the same policy, tasks and temperature.
 
-    They would be its own: in the first iteration, trainers of pairs differ only in what they learn from these.
+    They would be its own: in the first iteration, trainers of pairs differ only in what they learn from these. So would
+    be the pairs with their reference scores, where both make them alike.
     """
     if not _samples_pairs(variant.trainer) or (folder / variant.trainer).exists():
         return
@@ -41,7 +52,7 @@ def share_samples(variant: Variant, config: ExperimentConfig, folder: Path) -> N
         if source.parent != folder.parent or not _samples_pairs(other):
             continue
         method = load(ExperimentConfig.with_trainer(other)(), source / "config.yaml").method
-        if any(getattr(method, name, None) != getattr(config.method, name, None) for name in _SAMPLING):
+        if not _alike(method, config.method, _SAMPLING):
             continue
         partial = folder / "samples.partial"
         shutil.rmtree(partial, ignore_errors=True)
@@ -49,13 +60,35 @@ def share_samples(variant: Variant, config: ExperimentConfig, folder: Path) -> N
         for log in ("expert.jsonl", "iteration-0/sampled.jsonl"):
             if (source / other / log).exists():
                 shutil.copy(source / other / log, partial / log)
+        pairs = source / other / "iteration-0" / "pairs"
+        if (
+            pairs.exists()
+            and all(map(_scores_pairs, (variant.trainer, other)))
+            and _alike(method, config.method, _SCORING)
+        ):
+            shutil.copytree(pairs, partial / "iteration-0" / "pairs")
+            shutil.copy(pairs.parent / "dropped.json", partial / "iteration-0")
         partial.rename(folder / variant.trainer)
         return
 
 
+def _alike(method: TrainingArguments, other: TrainingArguments, options: Mapping[str, Any]) -> bool:
+    return all(getattr(method, name, absent) == getattr(other, name, absent) for name, absent in options.items())
+
+
 def _samples_pairs(trainer: str) -> bool:
+    return _has_steps(trainer, "train_iteration", "collect", "build")
+
+
+def _scores_pairs(trainer: str) -> bool:
+    return (
+        _has_steps(trainer, "train_pairs", "score") and getattr(METHODS[trainer].trainer, "reference", None) is not None
+    )
+
+
+def _has_steps(trainer: str, *steps: str) -> bool:
+    """Whether a trainer does these as every trainer of pairs does."""
     kind = METHODS[trainer].trainer if trainer in METHODS else None
-    steps = ("train_iteration", "collect", "build")
     return (
         kind is not None
         and issubclass(kind, PreferenceTrainer)

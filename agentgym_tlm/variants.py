@@ -113,9 +113,12 @@ def parse_variants(specs: tuple[str, ...]) -> list[Variant]:
 
 
 def _value(text: str) -> Any:
+    """As YAML, but that 1e-5 is a number and ``no`` and ``off`` are words, as they are in YAML 1.2."""
     value = yaml.safe_load(text)
+    if isinstance(value, bool) and text.strip().lower() not in ("true", "false"):
+        return text.strip()
     try:
-        return float(value) if isinstance(value, str) else value  # YAML 1.1 takes 1e-5 for a word
+        return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
 

@@ -134,6 +134,21 @@ def test_what_is_sampled_alike_is_sampled_once(finished: Path, tmp_path: Path) -
     logs = [(cell / "dmpo" / "iteration-0" / "sampled.jsonl").read_bytes() for cell in cells]
     assert logs[0] == dpo.read_bytes() == logs[1]
     assert Cell.read(cells[0]).outcomes == Cell.read(cells[1]).outcomes
+    scores = [sorted((cell / "dmpo" / "iteration-0" / "pairs").iterdir()) for cell in cells]
+    assert [file.read_bytes() for file in scores[0]] == [file.read_bytes() for file in scores[1]]
+    weights = [(cell / "dmpo" / "policy" / "model.safetensors").read_bytes() for cell in cells]
+    assert weights[0] == weights[1]
+
+
+def test_scores_of_pairs_are_shared_only_where_the_pairs_are_the_same(finished: Path, tmp_path: Path) -> None:
+    """Scores in another precision are others, and so is what is learnt from them."""
+    folder = shutil.copytree(finished, tmp_path / "more")
+    specs = ["dpo:mixed_precision=no", "dpo:beta=0.5"]
+    assert compare(folder, "--trainers", *specs, "--seeds", "0", "--suites", "put") == 0
+    rejected = "iteration-0/pairs/rejected.jsonl"
+    whole = (folder / "seed0" / "dpo" / "dpo" / rejected).read_bytes()
+    assert (folder / "seed0" / "dpo,beta=0.5" / "dpo" / rejected).read_bytes() == whole
+    assert (folder / "seed0" / "dpo,mixed_precision=no" / "dpo" / rejected).read_bytes() != whole
 
 
 def test_a_cell_that_was_cut_off_goes_on(finished: Path, tmp_path: Path) -> None:
@@ -292,6 +307,8 @@ def test_specs_have_one_spelling() -> None:
         ("dpo:learning_rate=1e-5", "dpo,learning_rate=1e-5"),
         ("dpo:learning_rate=0.00001", "dpo,learning_rate=1e-5"),
         ("tlm-dre:omega_lower=1.0", "tlm-dre,omega_lower=1"),
+        ("dpo:mixed_precision=no", "dpo,mixed_precision=no"),
+        ("grpo:drop_degenerate=True", "grpo,drop_degenerate=true"),
         ("nat:positive=a/b", "nat,positive=a%2Fb"),
         ("nat:positive=a_b", "nat,positive=a_b"),
     ],
