@@ -366,8 +366,10 @@ def test_baseline_has_one_spelling(finished: Path) -> None:
 
 def test_report_of_a_comparison_begins_with_its_result(finished: Path, tmp_path: Path) -> None:
     """Which is better, by how much, how sure: also when the report is made anew, with figures for a paper."""
+    folder = shutil.copytree(finished, tmp_path / "finished")
+    (folder / "comparison.json").unlink()
     figures, page = tmp_path / "figures", tmp_path / "report.html"
-    assert main(["report", str(finished), "--output", str(page), "--figures", str(figures)]) == 0
+    assert main(["report", str(folder), "--output", str(page), "--figures", str(figures)]) == 0
     text = page.read_text()
     assert text.index("<h2>Comparison</h2>") < text.index("<h2>Success</h2>")
     assert "unseen: dpo " in text
