@@ -25,7 +25,7 @@ SERIES = 8
 _VARIABLES = ("--ink", "--rule", *(f"--series-{i}" for i in range(1, SERIES + 1)))
 _PLACEHOLDERS = {name: f"#0a0c{i:02x}" for i, name in enumerate(_VARIABLES)}
 _DASHES = ("-", "--", ":", "-.")
-_SHORT_LEGEND, _SHORT_LABEL = 4, 18
+_SHORT_LEGEND, _SHORT_LABEL, _HALF_A_LINE = 4, 18, 42
 _DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 
@@ -119,10 +119,11 @@ def panels(count: int = 1, *, columns: int = 2, height: float | None = None, **o
 
 def add_legend(canvas: Any, axes: Any, lines: Sequence[Any], labels: Sequence[str]) -> None:
     """Inside the axes if it is short, else below, where it hides no line."""
-    if len(labels) <= _SHORT_LEGEND and len(canvas.axes) == 1:
+    longest = max(map(len, labels))
+    if len(labels) <= _SHORT_LEGEND and longest <= _HALF_A_LINE and len(canvas.axes) == 1:
         axes.legend(lines, labels)
         return
-    columns = 2 if max(map(len, labels)) > _SHORT_LABEL else 4
+    columns = 4 if longest <= _SHORT_LABEL else 2 if longest <= _HALF_A_LINE else 1
     canvas.set_figheight(canvas.get_figheight() + 0.2 * -(-len(labels) // columns))
     canvas.legend(lines, labels, loc="outside lower center", ncols=columns)
 

@@ -203,7 +203,7 @@ def _omega_search(runs: Sequence[Run]) -> Figure | None:
     """Fig. 6: success by ω_L, mean over runs and the runs themselves, for options that were tried with several."""
     found: list[tuple[str, str, float, float, str]] = []  # setting, split, ω_L, success, run
     searched = [run for run in runs if "omega_lower" in run.method]
-    others = [{k: v for k, v in run.method.items() if k not in ("omega_lower", "seed")} for run in searched]
+    others = [{k: v for k, v in run.choices.items() if k not in ("omega_lower", "seed")} for run in searched]
     differing = sorted({name for one in others for name in one if any(o.get(name) != one[name] for o in others)})
     for run, options in zip(searched, others, strict=True):
         setting = ", ".join([run.env, *(f"{name} {options.get(name)}" for name in differing)])

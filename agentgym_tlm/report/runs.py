@@ -11,12 +11,15 @@ from typing import Any
 
 import yaml
 
+from agentgym_tlm.cells import CELL_FILE
 from agentgym_tlm.errors import DataError
 from agentgym_tlm.evaluate import EvalResult, read_results
 from agentgym_tlm.suites import SUITES
 from agentgym_tlm.trajectory import Trajectory, Turn, read_trajectories
+from agentgym_tlm.variants import Variant
 
 _NOT_A_VARIANT = {"output_dir", "logging_steps", "save_steps", "save_total_limit", "eval_steps", "report_to", "n_slots"}
+_OF_A_BUDGET = {"num_tasks", "samples_per_task", "num_iterations", "max_env_steps"}
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,15 @@ class Run:
         """The trainer's options; none for an evaluation."""
         options: dict[str, Any] = self.config.get(self.trainer.replace("-", "_")) or {}
         return options
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """The options of :attr:`method` that make it another one; not how much a comparison's budget let it sample."""
+        file, planned = self.folder / CELL_FILE, set[str]()
+        if file.is_file():
+            spec = Variant.parse(json.loads(file.read_text(encoding="utf-8"))["trainer"])
+            planned = _OF_A_BUDGET - spec.options.keys()
+        return {name: value for name, value in self.method.items() if name not in _NOT_A_VARIANT | planned}
 
     @property
     def sft_policy(self) -> Path:
@@ -241,7 +253,7 @@ def variants(runs: Sequence[Run]) -> dict[Path, str]:
         if not run.method  # an evaluation has none of the options, which is no difference
     }
     for group in by_trainer.values():
-        options = [{k: v for k, v in run.method.items() if k not in _NOT_A_VARIANT} for run in group]
+        options = [run.choices for run in group]
         differing = sorted({name for one in options for name in one if any(o.get(name) != one[name] for o in options)})
         for run, one in zip(group, options, strict=True):
             details = ", ".join(f"{name} {_show(one.get(name))}" for name in differing)

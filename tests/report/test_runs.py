@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agentgym_tlm.cells import Cell
 from agentgym_tlm.errors import DataError
 from agentgym_tlm.report.runs import Run, read_runs, variants
 from agentgym_tlm.trajectory import write_trajectories
@@ -45,6 +46,16 @@ def test_runs_are_told_apart_by_the_options_that_differ(tmp_path: Path) -> None:
         "tlm-dre (omega_lower 0.6)",
         "dpo",
     ]
+
+
+def test_seeds_of_a_comparison_are_one_method_however_many_tasks_their_budget_gave_them(tmp_path: Path) -> None:
+    """Else every seed has a line, a colour and a row of its own; tasks that were asked for are a difference."""
+    specs = {"a": ("dpo", 1919), "b": ("dpo", 1843), "c": ("dpo:num_tasks=64", 64)}
+    for name, (spec, num_tasks) in specs.items():
+        Cell(spec, 0, "", 0, 0.0, {}).write(run_folder(tmp_path / name, "dpo", num_tasks=num_tasks))
+    runs = read_runs([tmp_path / name for name in specs])
+    assert list(variants(runs[:2]).values()) == ["dpo", "dpo"]
+    assert variants(runs)[runs[2].folder] == "dpo (num_tasks 64)"
 
 
 def test_logs_are_those_of_evaluations_pairs_training_and_expert(tmp_path: Path) -> None:
