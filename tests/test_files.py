@@ -18,6 +18,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.partial")) == []
     write_text(path, "new")
     assert path.read_text() == "new"
+    assert list(tmp_path.glob("*.partial")) == []
 
 
 def test_numbers_that_are_not_finite_are_null() -> None:
