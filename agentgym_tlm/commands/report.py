@@ -54,9 +54,9 @@ class Report:
         size = self.output.stat().st_size / 1e6
         print(f"{self.output}: {size:.1f} MB, to be opened in a browser")
         if self.figures is not None:
-            drawn = draw(read_runs(self.runs), for_page=False)
+            drawn = draw(read_runs(self.runs))
             for folder, standings in compared.items():
-                if (figure := draw_differences(standings, for_page=False)) is not None:
+                if (figure := draw_differences(standings)) is not None:
                     drawn.append(figure if len(compared) == 1 else replace(figure, name=f"{figure.name}-{folder.name}"))
             for figure in drawn:
                 figure.save(self.figures, self.figure_format)

@@ -23,7 +23,6 @@ from agentgym_tlm.files import replaced_file, write_text
 FigureFormat = Literal["svg", "pdf", "png"]
 SERIES = 8
 _VARIABLES = ("--ink", "--rule", *(f"--series-{i}" for i in range(1, SERIES + 1)))
-_PLACEHOLDERS = {name: f"#0a0c{i:02x}" for i, name in enumerate(_VARIABLES)}
 _DASHES = ("-", "--", ":", "-.")
 _SHORT_LEGEND, _SHORT_LABEL, _HALF_A_LINE = 4, 18, 42
 _DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
@@ -45,7 +44,7 @@ class Figure:
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
         svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
         svg = re.sub(r"<style.*?</style>| font-family: [^;\"]*;?", "", svg, flags=re.DOTALL)
-        for name, color in _PLACEHOLDERS.items():
+        for name, color in _light().items():
             svg = svg.replace(color, f"var({name})")
         return svg
 
@@ -70,13 +69,13 @@ class Figure:
 
 
 @contextmanager
-def drawing(*, for_page: bool) -> Iterator[None]:
-    """Figures that are drawn inside are for a page, or for files. Raises DependencyError without matplotlib."""
+def drawing() -> Iterator[None]:
+    """Figures that are drawn inside have our looks. Raises DependencyError without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:
         raise DependencyError('figures need matplotlib: pip install "agentgym-tlm[report]"') from error
-    ink, rule, *series = (_PLACEHOLDERS if for_page else _light()).values()
+    ink, rule, *series = _light().values()
     from cycler import cycler
 
     colors: dict[Any, Any] = {

@@ -38,7 +38,7 @@ def comparison_section(standings: Standings, failures: Mapping[str, str] | None 
     return ("" if figure is None else figures_html([figure])) + standings.html(failures or {})
 
 
-def draw_differences(standings: Standings, *, for_page: bool = True) -> Figure | None:
+def draw_differences(standings: Standings) -> Figure | None:
     """A panel for every suite; None where nothing is compared. Raises DependencyError without matplotlib."""
     against = [pair for pair in standings.pairs if pair.p_holm is not None]
     if not against:
@@ -46,7 +46,7 @@ def draw_differences(standings: Standings, *, for_page: bool = True) -> Figure |
     suites = [suite for suite in standings.suites if any(pair.suite == suite for pair in against)]
     trainers = [name for name in standings.trainers if any(pair.trainer == name for pair in against)]
     rows = [("suite", "trainer", "difference in points", "low", "high")]
-    with drawing(for_page=for_page):
+    with drawing():
         columns = 1 if max(map(len, trainers)) > _LONG_LABEL else 2
         height = 0.9 + 0.24 * len(trainers)
         figure, grid = panels(len(suites), columns=columns, height=height, sharex=True, sharey=True)

@@ -24,9 +24,9 @@ _CROWD = 100  # points that are too many to be marked
 _ROWS = 12  # of a curve in the table of its numbers
 
 
-def draw(runs: Sequence[Run], *, for_page: bool = True) -> list[Figure]:
+def draw(runs: Sequence[Run]) -> list[Figure]:
     """Every figure for which the runs have data. Raises DependencyError without matplotlib."""
-    with drawing(for_page=for_page):
+    with drawing():
         return [*_of_pairs(runs), *_of_all(runs)]
 
 
