@@ -39,10 +39,12 @@ class Report:
         from agentgym_tlm.benchmark import LOCK_FILE
         from agentgym_tlm.progress import plain_warnings
         from agentgym_tlm.report import write_report
+        from agentgym_tlm.report.canvas import drawing
         from agentgym_tlm.report.comparison import comparison_section, draw_differences, read_standings
-        from agentgym_tlm.report.figures import draw
-        from agentgym_tlm.report.runs import read_runs
 
+        if self.figures is not None:
+            with drawing():  # without matplotlib nothing is written
+                pass
         found = [(folder, read_standings(folder)) for folder in self.runs if (folder / LOCK_FILE).is_file()]
         compared = {folder: standings for folder, standings in found if standings is not None}
         with plain_warnings():
@@ -50,11 +52,10 @@ class Report:
                 ("Comparison" if len(compared) == 1 else f"Comparison: {folder}", comparison_section(standings))
                 for folder, standings in compared.items()
             ]
-            write_report(self.runs, self.output, title=self.title, sections=sections, limit=self.limit)
+            drawn = write_report(self.runs, self.output, title=self.title, sections=sections, limit=self.limit)
         size = self.output.stat().st_size / 1e6
         print(f"{self.output}: {size:.1f} MB, to be opened in a browser")
         if self.figures is not None:
-            drawn = draw(read_runs(self.runs))
             for folder, standings in compared.items():
                 if (figure := draw_differences(standings)) is not None:
                     drawn.append(figure if len(compared) == 1 else replace(figure, name=f"{figure.name}-{folder.name}"))

@@ -36,8 +36,8 @@ def write_report(
     title: str,
     sections: Sequence[tuple[str, str]] = (),
     limit: int | None = DEFAULT_LIMIT,
-) -> None:
-    """Write a report on run folders to ``path``, atomically.
+) -> list[Figure]:
+    """Write a report on run folders to ``path``, atomically, and return the figures of these runs.
 
     ``sections`` are headings and the HTML under them, which come first; scripts in them do not run. ``limit`` bounds
     the episodes of every log (None: all). Without matplotlib the report has no figures, and says so, with a warning.
@@ -47,7 +47,8 @@ def write_report(
     parts = [_section(heading, body) for heading, body in sections]
     if any(run.results for run in found):
         parts.append(_section("Success", _success_table(found)))
-    parts.append(_section("Figures", _figures(found)))
+    figures, shown = _figures(found)
+    parts.append(_section("Figures", shown))
     data = collect(found, limit)
     parts.append(_section("Sources", _sources(data)))
     script = _asset("viewer.js")
@@ -65,6 +66,7 @@ def write_report(
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced_file(path) as partial:
         partial.write_bytes(page.encode("utf-8", errors="replace"))  # a lone surrogate has no bytes
+    return figures
 
 
 def table(rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> str:
@@ -118,15 +120,16 @@ def _cell(found: Sequence[tuple[float, str]]) -> str:
     return f"{fmean(values):.1f} ± {stdev(values):.1f}"
 
 
-def _figures(runs: Sequence[Run]) -> str:
+def _figures(runs: Sequence[Run]) -> tuple[list[Figure], str]:
+    """All figures, and the HTML that shows them or says why there are none."""
     try:
         figures = draw(runs)
     except DependencyError as error:
         warnings.warn(f"the report has no figures: {error}", stacklevel=3)
-        return f'<p class="note">{escape(str(error))}</p>'
+        return [], f'<p class="note">{escape(str(error))}</p>'
     if not figures:
-        return '<p class="note">These runs have no metrics or pairs to draw.</p>'
-    return figures_html(figures)
+        return [], '<p class="note">These runs have no metrics or pairs to draw.</p>'
+    return figures, figures_html(figures)
 
 
 def figures_html(figures: Iterable[Figure]) -> str:

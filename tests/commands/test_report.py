@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,13 @@ def test_figures_are_files_for_a_paper(tmp_path: Path, capsys: pytest.CaptureFix
         assert b"#1f5fa8" in drawn  # the first light series of viewer.css
     assert main([*command, "--figure-format", format]) == 0
     assert (figures / f"confidence.{format}").read_bytes() == drawn
+
+
+def test_figures_without_matplotlib_are_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, output = run_folder(tmp_path / "run"), tmp_path / "report.html"
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["report", str(folder), "--output", str(output), "--figures", str(tmp_path / "figures")]) == 2
+    assert "agentgym-tlm[report]" in capsys.readouterr().err
+    assert not output.exists()
