@@ -5,7 +5,7 @@ A figure comes with a caption that says what it shows and from which runs, and w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -123,14 +123,20 @@ def _margins(runs: Sequence[Run], names: dict[Path, str]) -> Figure | None:
         "Margin between the chosen and the rejected side during training (the paper's Fig. 3), each method in the "
         "units of its own loss: log-ratios for tlm-DRE and DIL, implicit rewards times β for DPO and its kin."
     )
-    return _curves(curves, names, "Reward margin", "margin", "update", note)
+    return _curves(curves, names, "Reward margin", "margin", "update", note, panel=_unit)
+
+
+def _unit(run: Run) -> str:
+    """What a margin is measured in."""
+    of_ratios = run.trainer in ("dil", "tlm-dre") and run.method.get("loss_type") != "dpo"
+    return "log-ratio" if of_ratios else "implicit reward"
 
 
 def _losses(runs: Sequence[Run], names: dict[Path, str]) -> Figure | None:
     """One panel per trainer, whose losses have nothing in common."""
     curves = [(run, _points(run.metrics(run.trainer), "loss")) for run in runs]
     note = "Training loss, a panel for each trainer."
-    return _curves(curves, names, "Training loss", "loss", "update", note, by_trainer=True)
+    return _curves(curves, names, "Training loss", "loss", "update", note, panel=lambda run: run.trainer)
 
 
 def _success(runs: Sequence[Run], names: dict[Path, str]) -> Figure | None:
@@ -153,21 +159,21 @@ def _curves(
     xlabel: str,
     note: str,
     *,
-    by_trainer: bool = False,
+    panel: Callable[[Run], str] = lambda run: "",
 ) -> Figure | None:
-    """One line per run, one colour per method, and on request a panel per trainer; None without any point."""
+    """One line per run, one colour per method, and the runs of one ``panel`` together; None without any point."""
     curves = [(run, points) for run, points in curves if points]
     if not curves:
         return None
-    trainers = list(dict.fromkeys(run.trainer if by_trainer else "" for run, _ in curves))
+    panel_titles = list(dict.fromkeys(panel(run) for run, _ in curves))
     labels = list(dict.fromkeys(names[run.folder] for run, _ in curves))
-    figure, grid = panels(len(trainers))
+    figure, grid = panels(len(panel_titles))
     rows: list[tuple[str, ...]] = [("run", "method", xlabel, ylabel)]
     crowded = sum(len(points) for _, points in curves) > _CROWD
     drawn: dict[str, Any] = {}
     for i, label in enumerate(labels):
         of_label = [(run, points) for run, points in curves if names[run.folder] == label]
-        axes = grid[trainers.index(of_label[0][0].trainer if by_trainer else "")]
+        axes = grid[panel_titles.index(panel(of_label[0][0]))]
         color, dash = style(i)
         marker = "" if crowded else "o"
         mean = _mean_curve([points for _, points in of_label])
@@ -176,10 +182,10 @@ def _curves(
             drawn[label] = axes.plot(*zip(*points, strict=True), dash, color=color, markersize=3, **thin)[0]
         if mean:
             drawn[label] = axes.plot(*zip(*mean, strict=True), dash, color=color, markersize=3, marker=marker)[0]
-    for trainer, axes in zip(trainers, grid, strict=True):
-        axes.set(xlabel=xlabel, ylabel=ylabel, title=trainer)
+    for panel_title, axes in zip(panel_titles, grid, strict=True):
+        axes.set(xlabel=xlabel, ylabel=ylabel, title=panel_title)
         axes.xaxis.get_major_locator().set_params(integer=True)
-    if not by_trainer or labels != trainers:
+    if labels != panel_titles:
         add_legend(figure, grid[0], list(drawn.values()), labels)
     for run, points in curves:
         shown = points if len(points) <= _ROWS else [points[i * (len(points) - 1) // (_ROWS - 1)] for i in range(_ROWS)]

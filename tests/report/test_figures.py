@@ -64,6 +64,7 @@ def test_curves_are_labelled_by_method_and_name_their_runs(tmp_path: Path) -> No
     assert ("c", "dpo", "20", "0.2") in margin.table
     assert margin.caption.endswith("From a, b, c.")
     assert margin.inline_svg().count(">tlm-dre</text>") == margin.inline_svg().count(">dpo</text>") == 1
+    assert [axes.get_title() for axes in margin.canvas.axes] == ["log-ratio", "implicit reward"]
 
 
 def test_seeds_of_a_method_have_a_mean_where_all_have_a_point(tmp_path: Path) -> None:
