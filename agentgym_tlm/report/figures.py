@@ -5,16 +5,18 @@ A figure comes with a caption that says what it shows and from which runs, and w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from agentgym_tlm.evaluate import EvalResult
 from agentgym_tlm.report.canvas import Figure, add_legend, drawing, ink, panels, style
 from agentgym_tlm.report.runs import Log, Run, variants
+from agentgym_tlm.trainers.tlm_dre import default_reduction
 from agentgym_tlm.trajectory import Turn
 
 MIN_TURNS = 5
@@ -206,43 +208,53 @@ def _mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[f
 
 
 def _omega_search(runs: Sequence[Run]) -> Figure | None:
-    """Fig. 6: success by ω_L, mean over runs and the runs themselves, for options that were tried with several."""
-    found: list[tuple[str, str, float, float, str]] = []  # setting, split, ω_L, success, run
-    searched = [run for run in runs if "omega_lower" in run.method]
-    others = [{k: v for k, v in run.choices.items() if k not in ("omega_lower", "seed")} for run in searched]
-    differing = sorted({name for one in others for name in one if any(o.get(name) != one[name] for o in others)})
-    for run, options in zip(searched, others, strict=True):
-        setting = ", ".join([run.env, *(f"{name} {options.get(name)}" for name in differing)])
-        found += [
-            (setting, r.split, float(run.method["omega_lower"]), 100 * r.success.value, run.name)
-            for r in run.results
-            if r.label == run.trainer and r.success.n
-        ]
-    series = [
-        ((setting, split), sorted(group, key=lambda point: point[2]))
-        for (setting, split), group in groupby(sorted(found), key=lambda point: point[:2])
+    """Fig. 6: success by ω_L, a panel for each split, a line for each setting that was tried with several weights."""
+    settings: dict[str, tuple[dict[str, Any], list[Run]]] = {}
+    for run in runs:
+        if "omega_lower" in run.method and any(_of_method(run)):
+            options = {"env": run.env, **run.choices}
+            options = {name: value for name, value in options.items() if name not in ("omega_lower", "seed")}
+            options["reduction"] = options.get("reduction") or default_reduction(options.get("loss_type", "dre"))
+            settings.setdefault(json.dumps(options, sort_keys=True), (options, []))[1].append(run)
+    searched = [
+        (options, found) for options, found in settings.values() if len({r.method["omega_lower"] for r in found}) > 1
     ]
-    series = [(key, points) for key, points in series if len({point[2] for point in points}) > 1]
-    if not series:
+    if not searched:
         return None
-    figure, (axes,) = panels()
+    first = searched[0][0]
+    differing = [name for name in first if any(options.get(name) != first[name] for options, _ in searched)]
+    splits = list(dict.fromkeys(result.split for _, found in searched for run in found for result in _of_method(run)))
+    figure, grid = panels(len(splits), sharey=True)
     rows = [("setting", "split", "ω_L", "runs", "mean success %")]
-    for i, ((setting, split), points) in enumerate(series):
+    for i, (options, found) in enumerate(searched):
         color, dash = style(i)
-        means = [(w, [p[3] for p in group]) for w, group in groupby(points, key=lambda point: point[2])]
-        means = [(w, list(values)) for w, values in means]
-        label = f"{split}, {setting}" if len({key[0] for key, _ in series}) > 1 else split
-        axes.plot([w for w, _ in means], [fmean(v) for _, v in means], dash, color=color, marker="o", label=label)
-        axes.plot([p[2] for p in points], [p[3] for p in points], ".", color=color, alpha=0.5, markersize=4)
-        rows += [(setting, split, f"{w:g}", str(len(v)), f"{fmean(v):.1f}") for w, v in means]
-    axes.set(xlabel="ω of confident turns (ω_L)", ylabel="success %")
-    add_legend(figure, axes, *axes.get_legend_handles_labels())
-    used = _listed(dict.fromkeys(point[4] for _, points in series for point in points))
+        setting = ", ".join(str(options[name]) for name in differing or ["env"])
+        for split, axes in zip(splits, grid, strict=True):
+            points: dict[float, list[float]] = {}
+            for run in sorted(found, key=lambda run: float(run.method["omega_lower"])):
+                values = points.setdefault(float(run.method["omega_lower"]), [])
+                values += [100 * result.success.value for result in _of_method(run) if result.split == split]
+            points = {omega: values for omega, values in points.items() if values}
+            means = [fmean(values) for values in points.values()]
+            axes.plot(list(points), means, dash, color=color, marker="o", label=setting)
+            for omega, values in points.items():
+                axes.plot([omega] * len(values), values, ".", color=color, alpha=0.5, markersize=4)
+                rows.append((setting, split, f"{omega:g}", str(len(values)), f"{fmean(values):.1f}"))
+    for split, axes in zip(splits, grid, strict=True):
+        axes.set(xlabel="ω of confident turns (ω_L)", ylabel="success %", title=split)
+    if len(searched) > 1:
+        add_legend(figure, grid[0], *grid[0].get_legend_handles_labels())
+    by = f", a line for each {' and '.join(differing)}" if differing else ""
     caption = (
-        "Success by the weight of confident turns (the paper's Fig. 6): lines are means over runs, dots the runs. "
-        f"From {used}."
+        f"Success by the weight of confident turns (the paper's Fig. 6){by}: lines are means over runs, dots the runs. "
+        f"From {_listed(run.name for _, found in searched for run in found)}."
     )
     return Figure("omega-search", "Search for the lower weight", caption, tuple(rows), figure)
+
+
+def _of_method(run: Run) -> Iterator[EvalResult]:
+    """Results of the policy that the run trained."""
+    return (result for result in run.results if result.label == run.trainer and result.success.n)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -128,7 +128,12 @@ class TLMDREArguments(PreferenceArguments):
     @property
     def resolved_reduction(self) -> Reduction:
         """``reduction`` with its default filled in."""
-        return self.reduction or ("token_mean" if self.loss_type == "dre" else "sum")
+        return self.reduction or default_reduction(self.loss_type)
+
+
+def default_reduction(loss_type: str) -> Reduction:
+    """Of log-ratios, where none is given."""
+    return "token_mean" if loss_type == "dre" else "sum"
 
 
 def confidence(ref_turn_sums: Tensor, n: Tensor) -> Tensor:

@@ -91,9 +91,29 @@ def test_omega_search_takes_runs_that_differ_in_nothing_else(tmp_path: Path) -> 
         ("valid_seen", "0", "1", "25.0"),
         ("valid_seen", "0.2", "2", "87.5"),
     ]
-    assert "kernel ukl" in table[1][0]
+    searched = drawn["Search for the lower weight"]
+    assert [axes.get_title() for axes in searched.canvas.axes] == ["valid_seen"]
+    assert "d" not in searched.caption[searched.caption.index("From ") + 5 :]
     single = figures(run_folder(tmp_path / "e"), run_folder(tmp_path / "f", seed=1))
     assert "Search for the lower weight" not in single
+
+
+def test_omega_search_has_a_line_for_each_setting_whose_default_may_be_spelled_out(tmp_path: Path) -> None:
+    """A run with the default reduction and one that names it lie on one line."""
+    drawn = figures(
+        run_folder(tmp_path / "a", omega_lower=0.2, reduction=None, won=(2, 1)),
+        run_folder(tmp_path / "b", omega_lower=0.6, reduction="token_mean", won=(2, 3)),
+        run_folder(tmp_path / "c", omega_lower=0.2, reduction="turn_mean", won=(2, 2)),
+        run_folder(tmp_path / "d", omega_lower=0.6, reduction="turn_mean", won=(2, 4)),
+        run_folder(tmp_path / "e", omega_lower=0.2, loss_type="dpo"),
+    )["Search for the lower weight"]
+    assert [row[0::2] for row in drawn.table[1:]] == [
+        ("token_mean", "0.2", "25.0"),
+        ("token_mean", "0.6", "75.0"),
+        ("turn_mean", "0.2", "50.0"),
+        ("turn_mean", "0.6", "100.0"),
+    ]
+    assert "a line for each reduction" in drawn.caption
 
 
 @pytest.mark.parametrize("title", ["Confidence per turn", "Training loss"])
