@@ -15,7 +15,7 @@ import numpy as np
 
 from agentgym_tlm.evaluate import EvalResult
 from agentgym_tlm.report.canvas import Figure, add_legend, drawing, ink, panels, style
-from agentgym_tlm.report.runs import Log, Run, variants
+from agentgym_tlm.report.runs import Log, Run, differing_options, variants
 from agentgym_tlm.trainers.tlm_dre import default_reduction
 from agentgym_tlm.trajectory import Turn
 
@@ -221,20 +221,18 @@ def _omega_search(runs: Sequence[Run]) -> Figure | None:
     ]
     if not searched:
         return None
-    first = searched[0][0]
-    differing = [name for name in first if any(options.get(name) != first[name] for options, _ in searched)]
+    differing = differing_options([options for options, _ in searched])
     splits = list(dict.fromkeys(result.split for _, found in searched for run in found for result in _of_method(run)))
     figure, grid = panels(len(splits), sharey=True)
     rows = [("setting", "split", "ω_L", "runs", "mean success %")]
     for i, (options, found) in enumerate(searched):
         color, dash = style(i)
-        setting = ", ".join(str(options[name]) for name in differing or ["env"])
+        setting = ", ".join(str(options.get(name)) for name in differing or ["env"])
         for split, axes in zip(splits, grid, strict=True):
             points: dict[float, list[float]] = {}
             for run in sorted(found, key=lambda run: float(run.method["omega_lower"])):
-                values = points.setdefault(float(run.method["omega_lower"]), [])
-                values += [100 * result.success.value for result in _of_method(run) if result.split == split]
-            points = {omega: values for omega, values in points.items() if values}
+                for result in (result for result in _of_method(run) if result.split == split):
+                    points.setdefault(float(run.method["omega_lower"]), []).append(100 * result.success.value)
             means = [fmean(values) for values in points.values()]
             axes.plot(list(points), means, dash, color=color, marker="o", label=setting)
             for omega, values in points.items():

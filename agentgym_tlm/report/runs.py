@@ -254,11 +254,16 @@ def variants(runs: Sequence[Run]) -> dict[Path, str]:
     }
     for group in by_trainer.values():
         options = [run.choices for run in group]
-        differing = sorted({name for one in options for name in one if any(o.get(name) != one[name] for o in options)})
+        differing = differing_options(options)
         for run, one in zip(group, options, strict=True):
             details = ", ".join(f"{name} {_show(one.get(name))}" for name in differing)
             names[run.folder] = f"{run.trainer} ({details})" if details else run.trainer
     return names
+
+
+def differing_options(options: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of those that have not the same value everywhere."""
+    return sorted({name for one in options for name in one if any(o.get(name) != one[name] for o in options)})
 
 
 def _show(value: Any) -> str:
